@@ -1,0 +1,40 @@
+//go:build deps
+
+// Package deps keeps module requirements that no package imports yet.
+package deps
+
+import (
+	_ "github.com/anishathalye/porcupine"
+	_ "github.com/coreos/go-iptables/iptables"
+	_ "github.com/coreos/go-systemd/v22/daemon"
+	_ "github.com/coreos/go-systemd/v22/dbus"
+	_ "github.com/google/nftables"
+	_ "github.com/google/nftables/xt"
+	_ "github.com/hashicorp/raft"
+	_ "github.com/hashicorp/raft-boltdb/v2"
+	_ "github.com/hashicorp/raft-wal"
+	_ "github.com/miekg/dns"
+	_ "github.com/moby/ipvs"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/spf13/cobra"
+	_ "github.com/tidwall/btree"
+	_ "github.com/vishvananda/netlink"
+	_ "go.etcd.io/bbolt"
+	_ "go.etcd.io/etcd/api/v3/etcdserverpb"
+	_ "go.etcd.io/etcd/client/v3"
+	_ "go.etcd.io/etcd/client/v3/kubernetes"
+	_ "go.etcd.io/etcd/etcdctl/v3"
+	_ "go.etcd.io/etcd/etcdutl/v3"
+	_ "helm.sh/helm/v4/cmd/helm"
+	_ "k8s.io/cri-api/pkg/apis/runtime/v1"
+	_ "k8s.io/cri-client/pkg"
+	_ "k8s.io/cri-streaming/pkg/streaming"
+	_ "k8s.io/endpointslice"
+	_ "k8s.io/kube-scheduler/config/v1"
+	_ "k8s.io/kubectl/pkg/cmd"
+	_ "k8s.io/kubelet/pkg/apis"
+	_ "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	_ "k8s.io/mount-utils"
+	_ "pgregory.net/rapid"
+	_ "sigs.k8s.io/yaml"
+)
