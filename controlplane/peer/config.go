@@ -1,0 +1,204 @@
+package peer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Paths of an installed peer.
+const (
+	DefaultConfigPath = "/etc/controld/controld.yaml"
+	DefaultStateDir   = "/var/lib/controld"
+	AdminKubeconfig   = "/etc/controld/admin.kubeconfig"
+	AdminSocket       = "/run/controld/admin.sock"
+)
+
+// Config is what the operator may set, in /etc/controld/controld.yaml. Zero
+// values mean the default; Default returns them.
+type Config struct {
+	// Name of this peer, unique among the peers. Default: the host name.
+	Name string `json:"name,omitempty"`
+	// AdvertiseAddress is the address at which the other peers, nodes and clients
+	// reach this host. Default: chosen by `controld init` or `join`, see there.
+	AdvertiseAddress string `json:"advertiseAddress,omitempty"`
+	// ListenAddress is the address that the ports below are bound to.
+	ListenAddress string `json:"listenAddress,omitempty"`
+	APIPort       int    `json:"apiPort,omitempty"`
+	EtcdPort      int    `json:"etcdPort,omitempty"`
+	PeerPort      int    `json:"peerPort,omitempty"`
+	// StateDir holds everything that must survive: raft, certificates, identity.
+	StateDir string `json:"stateDir,omitempty"`
+	// AuditLog is the file of the audit log; "none" switches it off.
+	AuditLog string `json:"auditLog,omitempty"`
+	// NodeMonitorGracePeriod is how long a node may be silent before it counts as
+	// unreachable.
+	NodeMonitorGracePeriod Duration `json:"nodeMonitorGracePeriod,omitempty"`
+	// PodEvictionWait is how long the pods of an unreachable or not ready node stay
+	// bound to it when they say nothing else by a toleration.
+	PodEvictionWait Duration `json:"podEvictionWait,omitempty"`
+	// Workers sets how many workers a controller has, by its name.
+	Workers map[string]int `json:"workers,omitempty"`
+	// LogLevel is debug, info, warn or error.
+	LogLevel string `json:"logLevel,omitempty"`
+}
+
+// Duration is a time.Duration written as Go writes it: 40s, 5m.
+type Duration time.Duration
+
+// UnmarshalJSON reads a quoted duration.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	v, err := time.ParseDuration(string(bytes.Trim(b, `"`)))
+	if err != nil {
+		return fmt.Errorf("%s is not a duration (write 40s or 5m)", b)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalJSON writes a quoted duration.
+func (d Duration) MarshalJSON() ([]byte, error) {
+	return []byte(`"` + time.Duration(d).String() + `"`), nil
+}
+
+// Default is the configuration of an empty file.
+func Default() Config {
+	return Config{
+		ListenAddress: "0.0.0.0", APIPort: 6443, EtcdPort: 2379, PeerPort: 2380,
+		StateDir: DefaultStateDir, AuditLog: DefaultStateDir + "/audit/audit.log",
+		NodeMonitorGracePeriod: Duration(40 * time.Second), PodEvictionWait: Duration(5 * time.Minute),
+		LogLevel: "info",
+	}
+}
+
+// LoadConfig reads a configuration file over the defaults. A missing file is an
+// empty one. Unknown keys and values out of range are errors that name the key.
+func LoadConfig(path string) (Config, error) {
+	c := Default()
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c, fmt.Errorf("read configuration: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(b, &c); err != nil {
+		return c, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := c.validate(); err != nil {
+		return c, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+func (c *Config) validate() error {
+	if c.Name == "" {
+		h, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("name: no host name: %w", err)
+		}
+		c.Name = h
+	}
+	if !validName.MatchString(c.Name) {
+		return fmt.Errorf("name: %q is not a DNS name in lower case", c.Name)
+	}
+	if c.AdvertiseAddress != "" && net.ParseIP(c.AdvertiseAddress) == nil {
+		return fmt.Errorf("advertiseAddress: %q is not an IP address", c.AdvertiseAddress)
+	}
+	if net.ParseIP(c.ListenAddress) == nil {
+		return fmt.Errorf("listenAddress: %q is not an IP address", c.ListenAddress)
+	}
+	seen := map[int]string{}
+	for _, p := range []struct {
+		key  string
+		port int
+	}{{"apiPort", c.APIPort}, {"etcdPort", c.EtcdPort}, {"peerPort", c.PeerPort}} {
+		if p.port < 1 || p.port > 65535 {
+			return fmt.Errorf("%s: %d is not a port", p.key, p.port)
+		}
+		if o, ok := seen[p.port]; ok {
+			return fmt.Errorf("%s: port %d is %s already", p.key, p.port, o)
+		}
+		seen[p.port] = p.key
+	}
+	if d := time.Duration(c.NodeMonitorGracePeriod); d < 2*time.Second || d > time.Hour {
+		return fmt.Errorf("nodeMonitorGracePeriod: %v is out of range (2s to 1h)", d)
+	}
+	if d := time.Duration(c.PodEvictionWait); d < 0 || d > 24*time.Hour {
+		return fmt.Errorf("podEvictionWait: %v is out of range (0s to 24h)", d)
+	}
+	switch c.LogLevel {
+	case "debug", "info", "warn", "error":
+	default:
+		return fmt.Errorf("logLevel: %q is none of debug, info, warn, error", c.LogLevel)
+	}
+	for n, w := range c.Workers {
+		if w < 1 || w > 1000 {
+			return fmt.Errorf("workers.%s: %d is out of range (1 to 1000)", n, w)
+		}
+	}
+	return nil
+}
+
+// Cluster is what all peers agree on. It is set by `controld init` and handed to
+// each peer that joins.
+type Cluster struct {
+	ServiceCIDR   string `json:"serviceCIDR"`
+	ClusterCIDR   string `json:"clusterCIDR"`
+	NodePortRange string `json:"nodePortRange"`
+	VIP           string `json:"vip,omitempty"`
+}
+
+// DefaultCluster is what `controld init` sets where no flag says otherwise.
+func DefaultCluster() Cluster {
+	return Cluster{ServiceCIDR: "10.96.0.0/16", ClusterCIDR: "10.244.0.0/16", NodePortRange: "30000-32767"}
+}
+
+// Validate checks the networks of a new cluster against each other and against
+// the address of its first peer.
+func (c Cluster) Validate(peer netip.Addr) error {
+	svc, err := netip.ParsePrefix(c.ServiceCIDR)
+	if err != nil {
+		return fmt.Errorf("service CIDR: %w", err)
+	}
+	pods, err := netip.ParsePrefix(c.ClusterCIDR)
+	if err != nil {
+		return fmt.Errorf("cluster CIDR: %w", err)
+	}
+	if svc.Overlaps(pods) {
+		return fmt.Errorf("the service CIDR %s and the cluster CIDR %s overlap", svc, pods)
+	}
+	addrs := map[string]netip.Addr{"address of this peer": peer}
+	if c.VIP != "" {
+		v, err := netip.ParseAddr(c.VIP)
+		if err != nil {
+			return fmt.Errorf("vip: %w", err)
+		}
+		if v == peer {
+			return fmt.Errorf("vip: %s is this host's own address; it must be a free address of the same network", v)
+		}
+		addrs["vip"] = v
+	}
+	for what, a := range addrs {
+		if svc.Contains(a) || pods.Contains(a) {
+			return fmt.Errorf("the %s, %s, lies inside the service or cluster CIDR; choose others with --service-cidr and --cluster-cidr", what, a)
+		}
+	}
+	return nil
+}
+
+// FirstServiceIP is the address of the `kubernetes` Service.
+func (c Cluster) FirstServiceIP() (net.IP, error) {
+	p, err := netip.ParsePrefix(c.ServiceCIDR)
+	if err != nil {
+		return nil, fmt.Errorf("service CIDR: %w", err)
+	}
+	return net.IP(p.Masked().Addr().Next().AsSlice()), nil
+}
