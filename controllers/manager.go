@@ -1,0 +1,230 @@
+package controllers
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/tripod-cluster/tripod/controllers/runtime"
+)
+
+// Config says what the controllers work with. Client or RestConfig, Informers,
+// Metadata (or RestConfig) and Discovery (or RestConfig) are needed; the rest
+// has defaults.
+type Config struct {
+	// RestConfig reaches the API server with an administrator's rights. Each
+	// controller makes its own client of it, with the user agent
+	// "controld/NAME". A QPS of 0 means no limit on the client's side.
+	RestConfig *rest.Config
+	// Client is used in place of RestConfig when that is nil.
+	Client    kubernetes.Interface
+	Dynamic   dynamic.Interface // unused so far; may be nil
+	Metadata  metadata.Interface
+	Discovery discovery.DiscoveryInterface
+	// Informers are the typed caches, shared with the scheduler. Run starts them
+	// with its context. A factory cannot be started twice: make a new one for
+	// each term of leadership, which also keeps what an earlier leader created
+	// from being missed in an old cache.
+	Informers informers.SharedInformerFactory
+
+	// Signer is the key of the cluster CA and CACert its certificate in PEM; they
+	// sign certificate requests. Without them requests are approved only.
+	Signer crypto.Signer
+	CACert []byte
+	// SigningDuration is the longest life of a signed certificate: a year.
+	SigningDuration time.Duration
+	// RootCA is the bundle in PEM published in every namespace; CACert when nil.
+	RootCA []byte
+	// ClusterCIDR is the pods' network; each node gets a NodeCIDRMaskSize (24)
+	// block of it. Without it nodes get none. IPv4 and IPv6.
+	ClusterCIDR      netip.Prefix
+	NodeCIDRMaskSize int
+	// NodeMonitorGracePeriod is how long a node may be silent before it counts
+	// as lost: 40 s.
+	NodeMonitorGracePeriod time.Duration
+	// TerminatedPodThreshold is how many ended pods are kept: 12500.
+	TerminatedPodThreshold int
+
+	// Workers overrides how many objects a controller handles at once, by name.
+	Workers map[string]int
+	// Disabled names controllers that are not run.
+	Disabled   []string
+	Log        *slog.Logger
+	Registerer prometheus.Registerer // nil: no metrics
+	// Recorder receives all events in place of the API server (tests).
+	Recorder record.EventRecorder
+	Clock    clock.Clock
+	// Runtime tunes supervision; zero values are right outside of tests.
+	Runtime runtime.Options
+}
+
+// Status is the health of one controller.
+type Status = runtime.Status
+
+// Manager owns the controllers of one term of leadership.
+type Manager struct {
+	cfg         Config
+	group       *runtime.Group
+	broadcaster record.EventBroadcaster
+}
+
+// New prepares the controllers; nothing runs and nothing is read before Run.
+func New(cfg Config) (*Manager, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("controllers: %w", err)
+	}
+	m := &Manager{cfg: cfg}
+	o := cfg.Runtime
+	o.Log, o.Registerer, o.Workers = cfg.Log, cfg.Registerer, cfg.Workers
+	o.Start = func(ctx context.Context) { cfg.Informers.StartWithContext(ctx) }
+	m.group = runtime.NewGroup(o)
+	disabled := map[string]bool{}
+	for _, name := range cfg.Disabled {
+		disabled[name] = true
+	}
+	for _, r := range registrations {
+		if disabled[r.name] {
+			delete(disabled, r.name)
+			continue
+		}
+		if r.needs != nil && !r.needs(&cfg) {
+			continue
+		}
+		client, err := m.client(r.name)
+		if err != nil {
+			return nil, err
+		}
+		m.group.Add(r.name, func(q runtime.Queue) (runtime.Controller, error) {
+			return r.build(m.deps(r, client), q, &m.cfg)
+		})
+	}
+	for name := range disabled {
+		return nil, fmt.Errorf("controllers: cannot disable %q: there is no such controller", name)
+	}
+	return m, nil
+}
+
+func (c *Config) complete() error {
+	if c.Informers == nil {
+		return errors.New("no informer factory: set Informers")
+	}
+	if c.Client == nil && c.RestConfig == nil {
+		return errors.New("no way to the API server: set RestConfig or Client")
+	}
+	var err error
+	if c.Metadata == nil && c.RestConfig != nil {
+		if c.Metadata, err = metadata.NewForConfig(agent(c.RestConfig, "garbagecollector")); err != nil {
+			return fmt.Errorf("metadata client: %w", err)
+		}
+	}
+	if c.Discovery == nil && c.RestConfig != nil {
+		if c.Discovery, err = discovery.NewDiscoveryClientForConfig(agent(c.RestConfig, "discovery")); err != nil {
+			return fmt.Errorf("discovery client: %w", err)
+		}
+	}
+	if c.Metadata == nil || c.Discovery == nil {
+		return errors.New("no metadata or discovery client: set RestConfig, or Metadata and Discovery")
+	}
+	if (c.Signer == nil) != (len(c.CACert) == 0) {
+		return errors.New("Signer and CACert go together: set both or none")
+	}
+	if c.RootCA == nil {
+		c.RootCA = c.CACert
+	}
+	if c.SigningDuration <= 0 {
+		c.SigningDuration = 365 * 24 * time.Hour
+	}
+	if c.NodeCIDRMaskSize == 0 {
+		c.NodeCIDRMaskSize = 24
+		if c.ClusterCIDR.Addr().Is6() {
+			c.NodeCIDRMaskSize = 64
+		}
+	}
+	if c.NodeMonitorGracePeriod <= 0 {
+		c.NodeMonitorGracePeriod = 40 * time.Second
+	}
+	if c.TerminatedPodThreshold == 0 {
+		c.TerminatedPodThreshold = 12500
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	return nil
+}
+
+func (m *Manager) client(name string) (kubernetes.Interface, error) {
+	if m.cfg.RestConfig == nil {
+		return m.cfg.Client, nil
+	}
+	client, err := kubernetes.NewForConfig(agent(m.cfg.RestConfig, name))
+	if err != nil {
+		return nil, fmt.Errorf("client of controller %s: %w", name, err)
+	}
+	return client, nil
+}
+
+// agent returns a copy of c that names the controller to the API server's log.
+func agent(c *rest.Config, name string) *rest.Config {
+	c = rest.AddUserAgent(rest.CopyConfig(c), "controld/"+name)
+	c.UserAgent = "controld/" + name
+	if c.QPS == 0 {
+		c.QPS = -1
+	}
+	return c
+}
+
+func (m *Manager) deps(r registration, client kubernetes.Interface) runtime.Deps {
+	recorder := m.cfg.Recorder
+	if recorder == nil {
+		recorder = m.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.component})
+	}
+	return runtime.Deps{
+		Client:    client,
+		Informers: m.cfg.Informers,
+		Recorder:  recorder,
+		Log:       m.cfg.Log.With("controller", r.name),
+		Clock:     m.cfg.Clock,
+	}
+}
+
+// Run runs the controllers until ctx ends and returns when all their goroutines
+// have ended. It may be called once. An error means that a controller ignores
+// the end of its context: it cannot write any more, but only a restart of the
+// process gets rid of it.
+func (m *Manager) Run(ctx context.Context) error {
+	if m.cfg.Recorder == nil {
+		client, err := m.client("events")
+		if err != nil {
+			return err
+		}
+		ectx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		m.broadcaster = record.NewBroadcaster(record.WithContext(ectx))
+		defer m.broadcaster.Shutdown()
+		m.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	}
+	return m.group.Run(ctx)
+}
+
+// Health tells how each controller is.
+func (m *Manager) Health() []Status { return m.group.Health() }
