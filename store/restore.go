@@ -1,0 +1,208 @@
+package store
+
+import (
+	"io"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+// Restore replaces the state by a snapshot that WriteTo wrote. It reads r up
+// to the snapshot's end and not beyond. On an error, which says what is wrong
+// and where, the state is untouched.
+//
+// Watchers go on: each continues after what it has read. One that needs events
+// which the snapshot no longer has gets a CompactedError, and all that have
+// seen more than the snapshot holds get ErrRevisionWentBack.
+func (s *Store) Restore(r io.Reader) error {
+	st, err := decodeState(r)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.cur.rev
+	s.cur = st
+	s.published.Store(nil)
+	for _, w := range s.watches.all() {
+		if w.restored(before, st) != nil {
+			s.watches.remove(w)
+		}
+		w.signal()
+	}
+	s.leaseChanged(LeasesReset, Lease{})
+	return nil
+}
+
+func decodeState(r io.Reader) (*state, error) {
+	f := &frameReader{r: r}
+	if err := f.header(); err != nil {
+		return nil, err
+	}
+	l := &loader{st: newState()}
+	last := frameKind(0)
+	for last != frameEnd {
+		kind, d, err := f.next()
+		if err != nil {
+			return nil, err
+		}
+		at := d.off
+		once := kind == frameMeta || kind == frameEnd
+		if kind < last || kind == last && once || last == 0 && kind != frameMeta {
+			return nil, damaged(at, "a frame of %s is out of place", kind)
+		}
+		last = kind
+		if err := l.frame(kind, d); err != nil {
+			return nil, err
+		}
+	}
+	return l.finish(f.off)
+}
+
+// loader builds a state from frames in order.
+type loader struct {
+	st                        *state
+	leases, versions, changes uint64
+	lastLease                 int64
+	lastKey                   string
+	lastRev                   int64
+}
+
+func (l *loader) frame(kind frameKind, d *decoder) error {
+	switch kind {
+	case frameMeta:
+		l.meta(d)
+		if !d.bad && (l.st.rev < 1 || l.st.compactRev < -1 || l.st.compactRev > l.st.rev) {
+			return damaged(d.off, "revision %d with compact revision %d", l.st.rev, l.st.compactRev)
+		}
+	case frameLeases:
+		for d.more() {
+			at := d.off
+			lease := Lease{ID: d.int(), TTL: d.int(), Remaining: d.int()}
+			if !d.bad && (l.leases > 0 && lease.ID <= l.lastLease || lease.ID == 0) {
+				return damaged(at, "lease %x is out of order", lease.ID)
+			}
+			l.lastLease = lease.ID
+			l.leases++
+			l.st.leases.Load(lease.ID, lease)
+		}
+	case frameVersions:
+		for d.more() {
+			at := d.off
+			kv := d.version()
+			if d.bad {
+				break
+			}
+			if !live(kv) || len(kv.Key) == 0 || l.versions > 0 && string(kv.Key) <= l.lastKey ||
+				kv.ModRevision < 1 || kv.ModRevision >= l.st.compactRev || kv.CreateRevision > kv.ModRevision {
+				return damaged(at, "version of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
+			}
+			l.lastKey = keyString(kv.Key)
+			l.versions++
+			l.st.keys.Load(l.lastKey, entry{latest: kv})
+			l.st.size += cost(kv)
+		}
+	case frameChanges:
+		for d.more() {
+			at := d.off
+			kv := d.version()
+			if d.bad {
+				break
+			}
+			if !l.change(kv) {
+				return damaged(at, "change of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
+			}
+			l.changes++
+		}
+	case frameEnd:
+		leases, versions, changes := d.uint(), d.uint(), d.uint()
+		if !d.bad && (leases != l.leases || versions != l.versions || changes != l.changes) {
+			return damaged(d.off, "it has %d leases, %d versions, %d changes and says %d, %d, %d",
+				l.leases, l.versions, l.changes, leases, versions, changes)
+		}
+	default:
+		return damaged(d.off, "unknown frame of %s", kind)
+	}
+	return d.done(kind)
+}
+
+func (l *loader) meta(d *decoder) {
+	st := l.st
+	st.rev = d.int()
+	st.compactRev = d.int()
+	st.clusterVersion = string(d.bytes())
+	for n := d.count(); n > 0; n-- {
+		st.alarms = append(st.alarms, alarm{kind: pb.AlarmType(d.uint()), member: d.uint()})
+	}
+	for n := d.count(); n > 0; n-- {
+		m := Member{ID: d.uint(), Name: string(d.bytes())}
+		for u := d.count(); u > 0; u-- {
+			m.ClientURLs = append(m.ClientURLs, string(d.bytes()))
+		}
+		st.members = append(st.members, m)
+	}
+	// Sorted already, unless the snapshot lies.
+	slices.SortFunc(st.alarms, compareAlarms)
+	slices.SortFunc(st.members, func(a, b Member) int { return compareMember(a, b.ID) })
+}
+
+// change makes one change of the history anew; false when it cannot follow
+// what came before.
+func (l *loader) change(kv *mvccpb.KeyValue) bool {
+	st, rev := l.st, kv.ModRevision
+	if len(kv.Key) == 0 || rev < max(l.lastRev, st.compactRev, 1) || rev > st.rev || kv.Version < 0 || kv.CreateRevision > rev {
+		return false
+	}
+	l.lastRev = rev
+	key := keyString(kv.Key)
+	e, ok := st.keys.Get(key)
+	if ok {
+		kv.Key = e.latest.Key
+		key = keyString(kv.Key)
+	}
+	st.log.append(kv)
+	if rev <= st.compactRev {
+		// What was replaced at the compact revision is forgotten.
+		if ok {
+			st.size -= cost(e.latest)
+		}
+		if !live(kv) {
+			st.keys.Delete(key)
+			return true
+		}
+		e = entry{latest: kv}
+	} else {
+		if ok {
+			e.older = append(e.older, e.latest)
+		} else if !live(kv) {
+			return false // a tombstone follows a version
+		}
+		e.latest = kv
+	}
+	st.size += cost(kv)
+	st.keys.Set(key, e)
+	return true
+}
+
+// finish attaches keys to leases.
+func (l *loader) finish(off int64) (*state, error) {
+	st := l.st
+	var orphan *mvccpb.KeyValue
+	st.keys.Scan(func(key string, e entry) bool {
+		kv := e.latest
+		if !live(kv) || kv.Lease == 0 {
+			return true
+		}
+		if _, ok := st.leases.Get(kv.Lease); !ok {
+			orphan = kv
+			return false
+		}
+		st.leaseKeys.Set(leaseKey{kv.Lease, key})
+		return true
+	})
+	if orphan != nil {
+		return nil, damaged(off, "key %q has lease %x, which is not in it", orphan.Key, orphan.Lease)
+	}
+	return st, nil
+}
