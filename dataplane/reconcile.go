@@ -43,10 +43,12 @@ func (d *Dataplane) step(ctx context.Context) time.Duration {
 	now := time.Now()
 	d.mu.Lock()
 	full := !d.fullAt.After(now)
+	broken := d.fullErr != nil
 	d.mu.Unlock()
-	if full {
+	switch {
+	case full:
 		d.full(ctx)
-	} else {
+	case !broken: // else what the kernel holds is not known: wait for the verification
 		d.partial(ctx, now)
 	}
 	next := d.nextDue(time.Now())
@@ -69,6 +71,9 @@ func (d *Dataplane) nextDue(now time.Time) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next := d.fullAt.Sub(now)
+	if d.fullErr != nil {
+		return max(next, 0)
+	}
 	for _, r := range d.services {
 		if r.dirty {
 			next = min(next, r.notUntil.Sub(now))
@@ -105,11 +110,11 @@ func (d *Dataplane) full(ctx context.Context) {
 	firstTime := !d.first
 	d.first = true
 	d.mu.Unlock()
-	stale2 := d.settle(all, gone, perService)
+	flows := d.settle(all, gone, perService)
 	if firstTime { // flows that were opened while nobody looked
-		stale2 = udpOnly(all)
+		flows = udpOnly(all)
 	}
-	d.cleanFlows(ctx, stale2)
+	d.cleanFlows(ctx, flows)
 	if firstTime {
 		d.log.Info("dataplane in sync", "mode", b.Name(), "services", len(all), "took", time.Since(start).Round(time.Millisecond))
 	}

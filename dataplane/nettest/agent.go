@@ -1,0 +1,3 @@
+package nettest
+
+func agentMain() {}
