@@ -1,0 +1,179 @@
+package etcdapi
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/tripod-cluster/tripod/store"
+)
+
+const (
+	// DefaultMaxRequestBytes is the largest request that is proposed; etcd's.
+	DefaultMaxRequestBytes = 1536 << 10
+	// DefaultMaxTxnOps is how many operations or comparisons one list of a
+	// transaction may have, nested ones counted with their parents; etcd's.
+	DefaultMaxTxnOps = 128
+	// DefaultProgressInterval is how often a quiet watch that asked for
+	// progress notifications gets one; etcd's.
+	DefaultProgressInterval = 10 * time.Minute
+	// DefaultRequestTimeout is how long a request waits for the cluster.
+	DefaultRequestTimeout = 7 * time.Second
+	// DefaultLeaderCheckInterval is how often streams that require a leader
+	// look for one; they end after three looks in vain.
+	DefaultLeaderCheckInterval = time.Second
+
+	// requestOverhead is what a message may be larger than the request in it.
+	requestOverhead = 512 << 10
+)
+
+// Member is one member of the cluster.
+type Member struct {
+	ID         uint64
+	Name       string // empty until the member has started
+	PeerURLs   []string
+	ClientURLs []string
+	Learner    bool // replicates, does not vote
+}
+
+// Cluster tells about the cluster as this member sees it. All methods return
+// at once.
+type Cluster interface {
+	// ClusterID is the same on all members, and not 0.
+	ClusterID() uint64
+	// Self is this member's ID, not 0.
+	Self() uint64
+	// Leader is the leader's ID; 0 when none is known.
+	Leader() uint64
+	// Term is the raft term.
+	Term() uint64
+	// Index is the index of the last committed raft entry known here.
+	Index() uint64
+	// AppliedIndex is the index of the last applied raft entry.
+	AppliedIndex() uint64
+	// Members are all members, ordered by ID.
+	Members() []Member
+	// DBSize is the size of the state on disk in bytes; 0 when not known.
+	DBSize() int64
+}
+
+// MemberChanger changes the cluster's members. Errors are rpctypes gRPC errors
+// (ErrGRPCMemberNotFound, ErrGRPCMemberExist, ErrGRPCLearnerNotReady, ...).
+type MemberChanger interface {
+	AddMember(ctx context.Context, peerURLs []string, learner bool) (Member, error)
+	RemoveMember(ctx context.Context, id uint64) error
+	UpdateMember(ctx context.Context, id uint64, peerURLs []string) error
+	PromoteMember(ctx context.Context, id uint64) error
+	// MoveLeader hands leadership, which this member must have, to another.
+	MoveLeader(ctx context.Context, id uint64) error
+}
+
+// Config says what a Server serves. Store, Proposer, Leaser and Cluster are
+// required.
+type Config struct {
+	Store    *store.Store
+	Proposer store.Proposer
+	Leaser   store.Leaser
+	Cluster  Cluster
+	// Members, when set, lets clients change the membership; else they are
+	// told to use controld.
+	Members MemberChanger
+	// Logger gets what operators should know; nil is slog.Default().
+	Logger *slog.Logger
+
+	// The limits; 0 is the default of the name.
+	MaxRequestBytes     int
+	MaxTxnOps           int
+	ProgressInterval    time.Duration
+	RequestTimeout      time.Duration
+	LeaderCheckInterval time.Duration
+	// QuotaBytes is what Status reports as quota; store.WithQuota enforces
+	// it. 0 is none.
+	QuotaBytes int64
+}
+
+// Server implements etcd's gRPC services. Its methods may be called at any
+// time, by anyone.
+type Server struct {
+	cfg    Config
+	log    *slog.Logger
+	health *health.Server
+	led    leaderWatch
+	stop   chan struct{}
+	once   sync.Once
+}
+
+// New returns a server. Serve it with NewGRPCServer, or give ServerOptions to
+// a gRPC server of your own and Register it there. Close it after that.
+func New(cfg Config) *Server {
+	def(&cfg.MaxRequestBytes, DefaultMaxRequestBytes)
+	def(&cfg.MaxTxnOps, DefaultMaxTxnOps)
+	def(&cfg.ProgressInterval, DefaultProgressInterval)
+	def(&cfg.RequestTimeout, DefaultRequestTimeout)
+	def(&cfg.LeaderCheckInterval, DefaultLeaderCheckInterval)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{})}
+	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
+	return s
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Register adds all services to g, which must have been made with
+// ServerOptions.
+func (s *Server) Register(g *grpc.Server) {
+	pb.RegisterKVServer(g, &kvServer{s: s})
+	pb.RegisterWatchServer(g, &watchServer{s: s})
+	pb.RegisterLeaseServer(g, &leaseServer{s: s})
+	pb.RegisterClusterServer(g, &clusterServer{s: s})
+	pb.RegisterMaintenanceServer(g, &maintenanceServer{s: s})
+	pb.RegisterAuthServer(g, &authServer{s: s})
+	healthpb.RegisterHealthServer(g, s.health)
+}
+
+// ServerOptions returns the options that the services need: etcd's message
+// limits and keepalive policy, and the handling of clients that require a
+// leader. They use the chained interceptors, so others can be added.
+func (s *Server) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(s.cfg.MaxRequestBytes + requestOverhead),
+		grpc.MaxSendMsgSize(math.MaxInt32),
+		grpc.MaxConcurrentStreams(math.MaxUint32),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Hour, Timeout: 20 * time.Second}),
+		grpc.ChainUnaryInterceptor(s.unaryLeader),
+		grpc.ChainStreamInterceptor(s.streamLeader),
+	}
+}
+
+// NewGRPCServer returns a gRPC server with all services. Credentials are for
+// the caller to add.
+func (s *Server) NewGRPCServer(more ...grpc.ServerOption) *grpc.Server {
+	g := grpc.NewServer(append(s.ServerOptions(), more...)...)
+	s.Register(g)
+	return g
+}
+
+// Close ends watch streams, so that a graceful stop of the gRPC server does
+// not wait for them, and reports not serving to health checks.
+func (s *Server) Close() {
+	s.once.Do(func() {
+		s.health.Shutdown()
+		close(s.stop)
+	})
+}

@@ -1,0 +1,21 @@
+// Package etcdapi serves etcd's v3 gRPC API, and the few HTTP paths that
+// operators and load balancers ask, over a store and the Proposer that orders
+// its writes.
+//
+// It is a front door and nothing more. Requests are checked here, before they
+// are proposed, with etcd's limits, codes and messages; what they mean is
+// store's business, their order and durability the Proposer's, time the
+// Leaser's. Writes are proposed; linearizable reads wait for a read index and
+// then read the local store; serializable reads read it at once.
+//
+// Differences from an etcd server:
+//   - Access is controlled by client certificates: users and roles do not
+//     exist, and authentication is never enabled.
+//   - Members are added and removed with controld; the calls that change
+//     membership work only where Config.Members is given.
+//   - Hash and HashKV compare members of this cluster with each other, not
+//     with an etcd server.
+//   - Defragment has nothing to do, and succeeds.
+//   - An answer to a progress request comes at once: the watches of the stream
+//     are first brought up to date.
+package etcdapi
