@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"github.com/tripod-cluster/tripod/controllers/replicaset"
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
@@ -32,4 +33,5 @@ var registrations = []registration{
 			return rootca.New(d, q, c.RootCA)
 		},
 	},
+	{name: "replicaset", component: "replicaset-controller", build: plain(replicaset.New)},
 }
