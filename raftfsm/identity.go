@@ -1,0 +1,139 @@
+package raftfsm
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// PeerID names a peer for all time. It is random, never zero and never used
+// again once its peer was removed.
+type PeerID uint64
+
+// String gives the form used as raft server ID and in peer certificates: 16 hex digits.
+func (id PeerID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
+
+// ParsePeerID reads what String gave.
+func ParsePeerID(s string) (PeerID, error) {
+	v, err := strconv.ParseUint(s, 16, 64)
+	if err != nil || v == 0 {
+		return 0, fmt.Errorf("peer ID %q is not a non-zero number of up to 16 hex digits", s)
+	}
+	return PeerID(v), nil
+}
+
+func randomID() uint64 {
+	for {
+		var b [8]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			panic(err) // crypto/rand does not fail on Linux
+		}
+		// etcd clients print and parse IDs as unsigned, but some tools go through
+		// JSON numbers: keep the top bit free.
+		if id := binary.BigEndian.Uint64(b[:]) >> 1; id != 0 {
+			return id
+		}
+	}
+}
+
+// identity is what a peer knows about itself before raft starts.
+type identity struct {
+	ID PeerID `json:"id"`
+	// Boot numbers the runs of this peer: it grows with every start, so that
+	// records of an earlier run are told apart from those of this one.
+	Boot uint64 `json:"boot"`
+}
+
+const identityFile = "peer.json"
+
+// EnsureID returns the identity of the peer whose raft directory is dir, and makes
+// and persists a random one on first use. The peer's certificate must carry it.
+func EnsureID(dir string) (PeerID, error) {
+	id, err := readIdentity(dir)
+	if err != nil {
+		return 0, err
+	}
+	if id.ID == 0 {
+		id.ID = PeerID(randomID())
+		if err := writeIdentity(dir, id); err != nil {
+			return 0, err
+		}
+	}
+	return id.ID, nil
+}
+
+func readIdentity(dir string) (identity, error) {
+	path := filepath.Join(dir, identityFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return identity{}, nil
+	}
+	if err != nil {
+		return identity{}, fmt.Errorf("read the identity of this peer: %w", err)
+	}
+	var id identity
+	if err := json.Unmarshal(b, &id); err != nil || id.ID == 0 {
+		return identity{}, fmt.Errorf("the identity of this peer in %s is damaged (%v): restore the file from a backup, or remove this peer from the cluster, empty %s and join again", path, err, dir)
+	}
+	return id, nil
+}
+
+func writeIdentity(dir string, id identity) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the raft directory: %w", err)
+	}
+	b, err := json.Marshal(id)
+	if err != nil {
+		return fmt.Errorf("encode the identity of this peer: %w", err)
+	}
+	path := filepath.Join(dir, identityFile)
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the identity of this peer: %w", err)
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("write the identity of this peer to %s: %w", path, err)
+	}
+	return nil
+}
+
+// nextBoot starts a new run: its number is above that of every earlier run even
+// if the file came from an old backup, provided the clock did not go back as well.
+func (id identity) nextBoot(now time.Time) identity {
+	boot := uint64(max(now.UnixNano(), 0))
+	if boot <= id.Boot {
+		boot = id.Boot + 1
+	}
+	id.Boot = boot
+	return id
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

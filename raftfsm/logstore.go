@@ -1,0 +1,400 @@
+package raftfsm
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
+	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/metadb"
+	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
+)
+
+const segmentBytes = 16 << 20
+
+// walLog is the raft log on disk: HashiCorp's raft-wal, reopened after a failed
+// append. raft-wal keeps the remains of a failed append in memory and refuses every
+// later one ("non-monotonic"), and it does not take up a segment that was sealed but
+// not yet rotated when the process died ("segment is sealed"). Both are mended here, so
+// that a disk that was full needs no restart.
+type walLog struct {
+	dir  string
+	hlog hclog.Logger
+	log  *slog.Logger
+
+	mu     sync.RWMutex // write-held while the files are swapped
+	w      *wal.WAL
+	vfs    *namedFS
+	meta   *metadb.BoltMetaDB
+	last   uint64 // atomic: last index whose append was acknowledged
+	broken bool
+	closed bool
+}
+
+// namedFS remembers the last file opened, so that an error of the log can name it.
+type namedFS struct {
+	types.VFS
+	last atomic.Pointer[string]
+}
+
+func (f *namedFS) note(dir, name string) { p := filepath.Join(dir, name); f.last.Store(&p) }
+func (f *namedFS) name() string {
+	if p := f.last.Load(); p != nil {
+		return *p
+	}
+	return "its metadata file"
+}
+func (f *namedFS) OpenReader(dir, name string) (types.ReadableFile, error) {
+	f.note(dir, name)
+	return f.VFS.OpenReader(dir, name)
+}
+func (f *namedFS) OpenWriter(dir, name string) (types.WritableFile, error) {
+	f.note(dir, name)
+	return f.VFS.OpenWriter(dir, name)
+}
+func (f *namedFS) Create(dir, name string, size uint64) (types.WritableFile, error) {
+	f.note(dir, name)
+	return f.VFS.Create(dir, name, size)
+}
+
+func openWAL(dir string, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
+	l := &walLog{dir: dir, hlog: hlog, log: log}
+	if err := l.open(); err != nil {
+		return nil, err
+	}
+	last, err := l.w.LastIndex()
+	if err != nil {
+		l.close()
+		return nil, fmt.Errorf("read the raft log in %s: %w", dir, err)
+	}
+	l.last = last
+	return l, nil
+}
+
+func (l *walLog) open() error {
+	l.vfs = &namedFS{VFS: walfs.New()}
+	l.meta = &metadb.BoltMetaDB{}
+	fail := func(err error) error {
+		l.meta.Close()
+		l.w = nil
+		if errors.Is(err, wal.ErrCorrupt) {
+			return fmt.Errorf("the raft log is damaged at %s: %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", l.vfs.name(), err)
+		}
+		return fmt.Errorf("open the raft log in %s (last file: %s): %w", l.dir, l.vfs.name(), err)
+	}
+	filer := segment.NewFiler(l.dir, l.vfs)
+	if err := mendSealedTail(l.dir, l.meta, filer); err != nil {
+		return fail(err)
+	}
+	w, err := wal.Open(l.dir, wal.WithLogger(l.hlog), wal.WithSegmentSize(segmentBytes), wal.WithMetaStore(l.meta), wal.WithSegmentFiler(filer))
+	if err != nil {
+		return fail(err)
+	}
+	l.w = w
+	return nil
+}
+
+// mendSealedTail completes a rotation that was cut off: the tail segment is sealed in its
+// file, but the metadata does not say so.
+func mendSealedTail(dir string, meta *metadb.BoltMetaDB, filer *segment.Filer) error {
+	st, err := meta.Load(dir)
+	if err != nil {
+		return err
+	}
+	if len(st.Segments) == 0 {
+		return nil
+	}
+	tail := &st.Segments[len(st.Segments)-1]
+	if !tail.SealTime.IsZero() {
+		return nil
+	}
+	w, err := filer.RecoverTail(*tail)
+	if err != nil {
+		return nil // missing or damaged: wal.Open decides, and says so
+	}
+	sealed, start, err := w.Sealed()
+	last := w.LastIndex()
+	w.Close()
+	if err != nil || !sealed || last == 0 {
+		return err
+	}
+	tail.SealTime, tail.MaxIndex, tail.IndexStart = time.Now(), last, start
+	next := types.SegmentInfo{
+		ID: st.NextSegmentID, BaseIndex: last + 1, MinIndex: last + 1,
+		SizeLimit: segmentBytes, Codec: tail.Codec, CreateTime: time.Now(),
+	}
+	st.NextSegmentID++
+	st.Segments = append(st.Segments, next)
+	return meta.CommitState(st)
+}
+
+func (l *walLog) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	if l.w == nil {
+		return nil
+	}
+	err := l.w.Close()
+	if merr := l.meta.Close(); err == nil {
+		err = merr
+	}
+	return err
+}
+
+// mend reopens the files after a failed append, and drops what of it reached them.
+// Called with mu write-held.
+func (l *walLog) mend() error {
+	if l.closed {
+		return wal.ErrClosed
+	}
+	if l.w != nil {
+		l.w.Close()
+		l.meta.Close()
+	}
+	if err := l.open(); err != nil {
+		return err
+	}
+	last, err := l.w.LastIndex()
+	if err != nil {
+		return err
+	}
+	if last < l.last {
+		return fmt.Errorf("the raft log in %s ends at %d after reopening, but %d was acknowledged: the disk lost data", l.dir, last, l.last)
+	}
+	if last > l.last {
+		if err := l.w.DeleteRange(l.last+1, last); err != nil {
+			return err
+		}
+	}
+	l.broken = false
+	l.log.Info("the raft log was reopened after a failed write", "dir", l.dir, "lastIndex", l.last)
+	return nil
+}
+
+// write runs fn on a log that is in order, and marks it broken when fn fails.
+func (l *walLog) write(fn func(*wal.WAL) error) error {
+	l.mu.RLock()
+	if !l.broken && l.w != nil {
+		err := fn(l.w)
+		l.mu.RUnlock()
+		if err != nil {
+			l.mu.Lock()
+			l.broken = true
+			l.mu.Unlock()
+		}
+		return err
+	}
+	l.mu.RUnlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.mend(); err != nil {
+		l.broken = true
+		return err
+	}
+	if err := fn(l.w); err != nil {
+		l.broken = true
+		return err
+	}
+	return nil
+}
+
+func (l *walLog) read(fn func(*wal.WAL) error) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.w == nil {
+		return fmt.Errorf("the raft log in %s is not open after a failed write: %w", l.dir, wal.ErrClosed)
+	}
+	return fn(l.w)
+}
+
+func (l *walLog) FirstIndex() (i uint64, err error) {
+	err = l.read(func(w *wal.WAL) error { i, err = w.FirstIndex(); return err })
+	return i, err
+}
+
+// LastIndex is the last acknowledged index: what a failed append left behind is not told.
+func (l *walLog) LastIndex() (i uint64, err error) {
+	err = l.read(func(w *wal.WAL) error {
+		i, err = w.LastIndex()
+		i = min(i, atomic.LoadUint64(&l.last))
+		return err
+	})
+	return i, err
+}
+
+func (l *walLog) GetLog(i uint64, out *raft.Log) error {
+	return l.read(func(w *wal.WAL) error { return w.GetLog(i, out) })
+}
+
+func (l *walLog) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{e}) }
+
+func (l *walLog) StoreLogs(es []*raft.Log) error {
+	if len(es) == 0 {
+		return nil
+	}
+	err := l.write(func(w *wal.WAL) error { return w.StoreLogs(es) })
+	if errors.Is(err, wal.ErrSealed) {
+		// The rotation that follows the last append failed in the background. Nothing was
+		// written: mend and try once more.
+		err = l.write(func(w *wal.WAL) error { return w.StoreLogs(es) })
+	}
+	if err != nil {
+		return err
+	}
+	atomic.StoreUint64(&l.last, es[len(es)-1].Index)
+	return nil
+}
+
+func (l *walLog) DeleteRange(lo, hi uint64) error {
+	err := l.write(func(w *wal.WAL) error { return w.DeleteRange(lo, hi) })
+	if err != nil {
+		return err
+	}
+	if last := atomic.LoadUint64(&l.last); hi >= last && lo <= last {
+		first, ferr := l.FirstIndex()
+		if ferr != nil {
+			return ferr
+		}
+		if first == 0 {
+			atomic.StoreUint64(&l.last, 0)
+		} else {
+			atomic.StoreUint64(&l.last, lo-1)
+		}
+	}
+	return nil
+}
+
+// IsMonotonic tells raft that the log has no holes: it is emptied when a snapshot is
+// installed.
+func (l *walLog) IsMonotonic() bool { return true }
+
+const (
+	cacheEntries = 512
+	cacheBytes   = 16 << 20
+)
+
+// logStore is what raft sees: the log on disk, watched, counted, and with its newest
+// entries in memory (a leader reads what it just wrote once per follower, and a
+// follower reads it back to apply it).
+type logStore struct {
+	raft.LogStore
+	disk  *diskWatch
+	fatal func(error)
+
+	// written counts bytes of entries since the last call of resetWritten.
+	written atomic.Int64
+	// noSpace is set while the last append failed for want of space.
+	noSpace atomic.Bool
+	// cut is set from the removal of a suffix until an append succeeds.
+	cut atomic.Bool
+
+	mu    sync.Mutex
+	ring  [cacheEntries]*raft.Log
+	first uint64 // lowest index in the ring; the ring holds [first, next)
+	next  uint64
+	bytes int
+}
+
+func newLogStore(on raft.LogStore, disk *diskWatch, fatal func(error)) *logStore {
+	return &logStore{LogStore: on, disk: disk, fatal: fatal}
+}
+
+// IsMonotonic tells raft that the log has no holes.
+func (s *logStore) IsMonotonic() bool { return true }
+
+func (s *logStore) GetLog(i uint64, out *raft.Log) error {
+	s.mu.Lock()
+	if i >= s.first && i < s.next {
+		if e := s.ring[i%cacheEntries]; e != nil && e.Index == i {
+			*out = *e
+			s.mu.Unlock()
+			return nil
+		}
+	}
+	s.mu.Unlock()
+	return s.LogStore.GetLog(i, out)
+}
+
+func (s *logStore) StoreLog(e *raft.Log) error { return s.StoreLogs([]*raft.Log{e}) }
+
+func (s *logStore) StoreLogs(es []*raft.Log) error {
+	end := s.disk.begin("append to the raft log")
+	err := s.LogStore.StoreLogs(es)
+	end()
+	s.noSpace.Store(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT))
+	if err != nil {
+		if s.cut.Load() {
+			// raft still believes in the entries that it had just removed, and would
+			// refuse the leader's for good (raft.go, appendEntries). A restart reads the truth.
+			s.fatal(fmt.Errorf("append to the raft log, right after entries were removed from its end: %w; start this peer again", err))
+		}
+		if errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EROFS) {
+			// After a failed fsync the kernel may have dropped the data: nothing read back
+			// can be trusted. Let others lead.
+			s.fatal(fmt.Errorf("append to the raft log: %w; check the disk and the kernel log, then start this peer again", err))
+		}
+		return fmt.Errorf("append to the raft log: %w", err)
+	}
+	s.cut.Store(false)
+	n := 0
+	s.mu.Lock()
+	for _, e := range es {
+		n += len(e.Data)
+		s.put(e)
+	}
+	s.mu.Unlock()
+	s.written.Add(int64(n))
+	return nil
+}
+
+func (s *logStore) put(e *raft.Log) {
+	if e.Index != s.next {
+		s.clear()
+		s.first = e.Index
+	}
+	c := *e // raft goes on to use its own copy
+	s.ring[e.Index%cacheEntries] = &c
+	s.next = e.Index + 1
+	s.bytes += len(e.Data)
+	for s.next-s.first > cacheEntries-1 || (s.bytes > cacheBytes && s.next-s.first > 1) {
+		old := &s.ring[s.first%cacheEntries]
+		s.bytes -= len((*old).Data)
+		*old = nil
+		s.first++
+	}
+}
+
+func (s *logStore) clear() {
+	clear(s.ring[:])
+	s.first, s.next, s.bytes = 0, 0, 0
+}
+
+func (s *logStore) DeleteRange(lo, hi uint64) error {
+	s.mu.Lock()
+	if hi+1 >= s.next || lo >= s.first {
+		s.clear()
+	}
+	s.mu.Unlock()
+	end := s.disk.begin("truncate the raft log")
+	defer end()
+	if first, err := s.LogStore.FirstIndex(); err == nil && lo > first {
+		s.cut.Store(true)
+	}
+	if err := s.LogStore.DeleteRange(lo, hi); err != nil {
+		return fmt.Errorf("truncate the raft log: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,328 @@
+package raftfsm
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// What a connection to the peer port is for, by its TLS application protocol.
+const (
+	protoRaft = "tripod-raft/1"
+	protoRPC  = "tripod-rpc/1"
+)
+
+const (
+	handshakeTimeout = 5 * time.Second
+	helloMagic       = "TRPD\x01"
+	helloSize        = len(helloMagic) + 3*8
+)
+
+// errRefused is wrapped by the error of a dial that the other side turned away.
+var errRefused = errors.New("refused by the peer")
+
+// ErrRemoved means that this peer was removed from the cluster. Its ID never comes back:
+// empty its directory and join again.
+var ErrRemoved = errors.New("this peer was removed from the cluster: empty its raft directory and join it again")
+
+const (
+	helloOK byte = iota
+	helloWrongPeer
+	helloWrongCluster
+	helloRemoved
+	helloUnknown
+)
+
+// streams is the one listener of a peer and the dialler to the others. After the TLS
+// handshake both sides exchange a hello: the dialler says which cluster and peer it
+// is and whom it means to reach, the listener accepts or says why not.
+type streams struct {
+	self      PeerID
+	tls       func() (server, client *tls.Config, err error)
+	faults    faults
+	log       *slog.Logger
+	ln        net.Listener
+	advertise string
+	// cluster is the cluster's ID as far as known, 0 before.
+	cluster func() uint64
+	// admit says whether a peer may connect.
+	admit func(PeerID) byte
+	// removed is told when another peer says that this one was removed.
+	removed func()
+
+	raft chan net.Conn
+	rpc  func(net.Conn, PeerID)
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+}
+
+// prepare makes the streams ready to dial; begin serves incoming connections as well.
+func (s *streams) prepare() {
+	s.raft = make(chan net.Conn)
+	s.conns = map[net.Conn]struct{}{}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+}
+
+func (s *streams) begin() { s.wg.Go(s.accept) }
+
+func (s *streams) accept() {
+	for {
+		c, err := s.ln.Accept()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				return
+			}
+			s.log.Error("cannot accept a peer connection", "error", err)
+			select { // out of descriptors, most likely: they come back
+			case <-s.ctx.Done():
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+			continue
+		}
+		s.wg.Go(func() { s.serve(c) })
+	}
+}
+
+func (s *streams) track(c net.Conn) (untrack func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return nil, false
+	}
+	s.conns[c] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	}, true
+}
+
+func (s *streams) serve(raw net.Conn) {
+	untrack, ok := s.track(raw)
+	if !ok {
+		raw.Close()
+		return
+	}
+	fail := func(err error) {
+		untrack()
+		raw.Close()
+		if s.ctx.Err() == nil && !errors.Is(err, io.EOF) {
+			s.log.Warn("a peer connection was refused", "remote", raw.RemoteAddr().String(), "error", err)
+		}
+	}
+	server, _, err := s.tls()
+	if err != nil {
+		fail(fmt.Errorf("load the peer certificate: %w", err))
+		return
+	}
+	server = server.Clone()
+	server.ClientAuth = tls.RequireAndVerifyClientCert
+	server.MinVersion = tls.VersionTLS13
+	server.NextProtos = []string{protoRaft, protoRPC}
+	server.SessionTicketsDisabled = true // a resumed session would outlive its certificate
+	c := tls.Server(raw, server)
+	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err := c.HandshakeContext(s.ctx); err != nil {
+		fail(err)
+		return
+	}
+	from, err := s.answerHello(c)
+	if err != nil {
+		fail(err)
+		return
+	}
+	c.SetDeadline(time.Time{})
+	conn := s.wrap(c, from, untrack)
+	switch c.ConnectionState().NegotiatedProtocol {
+	case protoRaft:
+		select {
+		case s.raft <- conn:
+		case <-s.ctx.Done():
+			conn.Close()
+		}
+	case protoRPC:
+		s.rpc(conn, from)
+	default:
+		conn.Close()
+	}
+}
+
+func (s *streams) answerHello(c *tls.Conn) (PeerID, error) {
+	var b [helloSize]byte
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		return 0, fmt.Errorf("read the hello: %w", err)
+	}
+	if !bytes.Equal(b[:len(helloMagic)], []byte(helloMagic)) {
+		return 0, errors.New("the other side does not speak this version of the peer protocol")
+	}
+	n := b[len(helloMagic):]
+	cluster, from, to := binary.BigEndian.Uint64(n), PeerID(binary.BigEndian.Uint64(n[8:])), PeerID(binary.BigEndian.Uint64(n[16:]))
+	if names := c.ConnectionState().PeerCertificates[0].DNSNames; !slices.Contains(names, from.String()) {
+		return 0, fmt.Errorf("the other side says that it is peer %v, but its certificate is for %q", from, names)
+	}
+	code := helloOK
+	own := s.cluster()
+	switch {
+	case to != s.self:
+		code = helloWrongPeer
+	case cluster != 0 && own != 0 && cluster != own:
+		code = helloWrongCluster
+	default:
+		code = s.admit(from)
+	}
+	if _, err := c.Write([]byte{code}); err != nil {
+		return 0, err
+	}
+	if code != helloOK {
+		return 0, fmt.Errorf("peer %v: %w", from, helloError(code))
+	}
+	return from, nil
+}
+
+func helloError(code byte) error {
+	switch code {
+	case helloWrongPeer:
+		return fmt.Errorf("%w: another peer answers at this address; correct the address of the member", errRefused)
+	case helloWrongCluster:
+		return fmt.Errorf("%w: it belongs to another cluster", errRefused)
+	case helloRemoved:
+		return fmt.Errorf("%w: %w", errRefused, ErrRemoved)
+	case helloUnknown:
+		return fmt.Errorf("%w: it does not know this peer as a member", errRefused)
+	}
+	return fmt.Errorf("%w (code %d)", errRefused, code)
+}
+
+// dial connects to peer at addr for one of the protocols.
+func (s *streams) dial(ctx context.Context, peer PeerID, addr, proto string) (net.Conn, error) {
+	if s.faults.dial != nil {
+		if err := s.faults.dial(peer); err != nil {
+			return nil, err
+		}
+	}
+	_, client, err := s.tls()
+	if err != nil {
+		return nil, fmt.Errorf("load the peer certificate: %w", err)
+	}
+	client = client.Clone()
+	client.ServerName = peer.String()
+	client.MinVersion = tls.VersionTLS13
+	client.NextProtos = []string{proto}
+	client.InsecureSkipVerify = false
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	// Without SO_KEEPALIVE probes a power cut of the other side would go unseen by an idle connection.
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}}
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to peer %v: %w", peer, err)
+	}
+	untrack, ok := s.track(raw)
+	if !ok {
+		raw.Close()
+		return nil, net.ErrClosed
+	}
+	fail := func(err error) (net.Conn, error) {
+		untrack()
+		raw.Close()
+		return nil, fmt.Errorf("connect to peer %v at %s: %w", peer, addr, err)
+	}
+	c := tls.Client(raw, client)
+	if err := c.HandshakeContext(ctx); err != nil {
+		return fail(err)
+	}
+	if got := c.ConnectionState().NegotiatedProtocol; got != proto {
+		return fail(fmt.Errorf("it speaks %q, not %q", got, proto))
+	}
+	deadline, _ := ctx.Deadline()
+	c.SetDeadline(deadline)
+	b := append(make([]byte, 0, helloSize), helloMagic...)
+	b = binary.BigEndian.AppendUint64(b, s.cluster())
+	b = binary.BigEndian.AppendUint64(b, uint64(s.self))
+	b = binary.BigEndian.AppendUint64(b, uint64(peer))
+	if _, err := c.Write(b); err != nil {
+		return fail(err)
+	}
+	var code [1]byte
+	if _, err := io.ReadFull(c, code[:]); err != nil {
+		return fail(err)
+	}
+	if code[0] != helloOK {
+		if code[0] == helloRemoved {
+			s.removed()
+		}
+		return fail(helloError(code[0]))
+	}
+	c.SetDeadline(time.Time{})
+	return s.wrap(c, peer, untrack), nil
+}
+
+func (s *streams) wrap(c net.Conn, peer PeerID, untrack func()) net.Conn {
+	if s.faults.conn != nil {
+		c = s.faults.conn(c, peer)
+	}
+	return &trackedConn{Conn: c, untrack: sync.OnceFunc(untrack)}
+}
+
+// trackedConn leaves the set of open connections when it is closed.
+type trackedConn struct {
+	net.Conn
+	untrack func()
+}
+
+func (c *trackedConn) Close() error {
+	c.untrack()
+	return c.Conn.Close()
+}
+
+// close ends the listener and every connection, and waits for their goroutines.
+func (s *streams) close() {
+	s.cancel()
+	s.ln.Close()
+	s.mu.Lock()
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// raftLayer is the raft.StreamLayer over streams.
+type raftLayer struct {
+	*streams
+	// peerAt finds the peer that the raft configuration has at an address.
+	peerAt func(addr string) (PeerID, bool)
+}
+
+func (l *raftLayer) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.raft:
+		return c, nil
+	case <-l.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close is called by raft's transport; the listener is closed by its owner.
+func (l *raftLayer) Close() error { return nil }
+
+func (l *raftLayer) Addr() net.Addr { return peerAddr(l.advertise) }
+
+type peerAddr string
+
+func (peerAddr) Network() string  { return "tcp" }
+func (a peerAddr) String() string { return string(a) }

@@ -1,0 +1,157 @@
+package raftfsm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// appendBytes caps the entries of one AppendEntries request. hashicorp/raft only
+// counts them, and 64 entries of 1 MiB would be one request.
+const appendBytes = 4 << 20
+
+var errWithheld = errors.New("heartbeat withheld: this peer's disk hangs")
+
+// Dial is raft's way to another peer.
+func (l *raftLayer) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	id, ok := l.peerAt(string(addr))
+	if !ok {
+		return nil, fmt.Errorf("no member has the address %s", addr)
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, timeout)
+	defer cancel()
+	return l.dial(ctx, id, string(addr), protoRaft)
+}
+
+// transport is raft's network transport with three holes closed: what a heartbeat may do
+// beside the main loop, how large a request gets, and heartbeats from a leader that
+// cannot write.
+type transport struct {
+	*raft.NetworkTransport
+	disk *diskWatch
+
+	in   chan raft.RPC
+	stop chan struct{}
+	once sync.Once
+	wg   sync.WaitGroup
+
+	// role tells the term and role of the local raft; set before it starts.
+	role func() (term uint64, state raft.RaftState)
+
+	mu      sync.Mutex
+	contact map[raft.ServerID]time.Time // last successful AppendEntries, as leader
+}
+
+func newTransport(nt *raft.NetworkTransport, disk *diskWatch) *transport {
+	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}}
+	t.wg.Go(func() {
+		for {
+			select {
+			case r := <-nt.Consumer():
+				select {
+				case t.in <- r:
+				case <-t.stop:
+					return
+				}
+			case <-t.stop:
+				return
+			}
+		}
+	})
+	return t
+}
+
+// Consumer gives raft's main loop its requests.
+func (t *transport) Consumer() <-chan raft.RPC { return t.in }
+
+// SetHeartbeatHandler lets a heartbeat past the main loop only when all it does is to
+// note the contact: same term, and this peer a follower. raft's handler would
+// otherwise set term and role from another goroutine, under the main loop's feet.
+func (t *transport) SetHeartbeatHandler(fast func(raft.RPC)) {
+	t.NetworkTransport.SetHeartbeatHandler(func(r raft.RPC) {
+		if a, ok := r.Command.(*raft.AppendEntriesRequest); ok {
+			if term, state := t.role(); a.Term == term && state == raft.Follower {
+				fast(r)
+				return
+			}
+		}
+		select {
+		case t.in <- r:
+		case <-t.stop:
+			r.Respond(nil, raft.ErrTransportShutdown)
+		}
+	})
+}
+
+func isHeartbeat(a *raft.AppendEntriesRequest) bool {
+	return len(a.Entries) == 0 && a.PrevLogEntry == 0 && a.LeaderCommitIndex == 0
+}
+
+// trim drops the entries that are too many for one request. raft reads the request again
+// afterwards to learn how far it got, so trimming it in place is enough.
+func trim(a *raft.AppendEntriesRequest) {
+	n := 0
+	for i, e := range a.Entries {
+		n += len(e.Data) + len(e.Extensions)
+		if n > appendBytes && i > 0 {
+			a.Entries = a.Entries[:i]
+			return
+		}
+	}
+}
+
+// AppendEntries sends one request, capped in bytes.
+func (t *transport) AppendEntries(id raft.ServerID, addr raft.ServerAddress, a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if isHeartbeat(a) && t.disk.stalled.Load() {
+		return errWithheld
+	}
+	trim(a)
+	err := t.NetworkTransport.AppendEntries(id, addr, a, resp)
+	if err == nil {
+		t.touched(id)
+	}
+	return err
+}
+
+// AppendEntriesPipeline opens a pipeline whose requests are capped in bytes.
+func (t *transport) AppendEntriesPipeline(id raft.ServerID, addr raft.ServerAddress) (raft.AppendPipeline, error) {
+	p, err := t.NetworkTransport.AppendEntriesPipeline(id, addr)
+	if err != nil {
+		return nil, err
+	}
+	return cappedPipeline{p}, nil
+}
+
+type cappedPipeline struct{ raft.AppendPipeline }
+
+func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	trim(a)
+	return p.AppendPipeline.AppendEntries(a, resp)
+}
+
+func (t *transport) touched(id raft.ServerID) {
+	now := time.Now()
+	t.mu.Lock()
+	t.contact[id] = now
+	t.mu.Unlock()
+}
+
+func (t *transport) lastContact(id PeerID) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.contact[raft.ServerID(id.String())]
+}
+
+// Close stops the transport.
+func (t *transport) Close() error {
+	t.once.Do(func() { close(t.stop) })
+	err := t.NetworkTransport.Close()
+	t.NetworkTransport.CloseStreams()
+	t.wg.Wait()
+	return err
+}
