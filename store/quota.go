@@ -32,7 +32,7 @@ type quota struct {
 
 func (q *quota) Propose(ctx context.Context, r *pb.InternalRaftRequest) (Result, error) {
 	grows := r.Put != nil || r.LeaseGrant != nil || r.Txn != nil && puts(r.Txn)
-	if !grows || q.s.Size()+int64(proto.Size(r)) <= q.limit {
+	if !grows || q.s.Size()+int64(proto.Size(r))+versionCost <= q.limit {
 		return q.Proposer.Propose(ctx, r)
 	}
 	if !q.s.view().alarmed(pb.AlarmType_NOSPACE) {

@@ -1,0 +1,197 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/membershippb"
+)
+
+// sample is a store with something in every part of the format.
+func sample(t testing.TB) *Store {
+	s := New(Options{})
+	mustApply(t, s, &pb.InternalRaftRequest{LeaseGrant: &pb.LeaseGrantRequest{ID: 7, TTL: 60}})
+	mustApply(t, s, &pb.InternalRaftRequest{LeaseGrant: &pb.LeaseGrantRequest{ID: 9, TTL: 10}})
+	mustApply(t, s, &pb.InternalRaftRequest{LeaseCheckpoint: &pb.LeaseCheckpointRequest{Checkpoints: []*pb.LeaseCheckpoint{{ID: 9, Remaining_TTL: 4}}}})
+	mustApply(t, s, put("old", "1"))
+	mustApply(t, s, put("old", "2"))
+	mustApply(t, s, put("gone", "x"))
+	mustApply(t, s, &pb.InternalRaftRequest{Put: &pb.PutRequest{Key: []byte("leased"), Value: []byte("v"), Lease: 7}})
+	mustApply(t, s, &pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("gone")}})
+	mustApply(t, s, &pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
+	mustApply(t, s, put("new", "1"))
+	mustApply(t, s, put("new", "2"))
+	mustApply(t, s, &pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("new")}})
+	mustApply(t, s, &pb.InternalRaftRequest{Alarm: &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE}})
+	mustApply(t, s, &pb.InternalRaftRequest{ClusterVersionSet: &membershippb.ClusterVersionSetRequest{Ver: "3.7.0"}})
+	mustApply(t, s, &pb.InternalRaftRequest{ClusterMemberAttrSet: &membershippb.ClusterMemberAttrSetRequest{
+		Member_ID: 3, MemberAttributes: &membershippb.Attributes{Name: "three", ClientUrls: []string{"https://10.0.0.3:2379"}}}})
+	return s
+}
+
+func TestRestoreBringsEverythingBack(t *testing.T) {
+	s := sample(t)
+	r := New(Options{})
+	mustApply(t, r, put("of the state before", "x"))
+	if err := r.Restore(bytes.NewReader(snapshotBytes(t, s))); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := fmt.Sprint(s.Leases(), s.Alarms(), s.Members(), s.ClusterVersion(), s.Revision(), s.CompactRevision(), s.Size()),
+		fmt.Sprint(r.Leases(), r.Alarms(), r.Members(), r.ClusterVersion(), r.Revision(), r.CompactRevision(), r.Size()); a != b {
+		t.Errorf("restored\n%s\nwant\n%s", b, a)
+	}
+	resp, err := r.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+	if err != nil || len(resp.Kvs) != 2 || string(resp.Kvs[0].Key) != "leased" || string(resp.Kvs[1].Value) != "2" {
+		t.Errorf("restored keys %v, %v", resp, err)
+	}
+	if keys := r.LeaseKeys(7); len(keys) != 1 || string(keys[0]) != "leased" {
+		t.Errorf("keys of the lease: %q", keys)
+	}
+}
+
+// A snapshot is what it was when it was taken, whatever is applied later.
+func TestSnapshotStandsStill(t *testing.T) {
+	s := New(Options{})
+	for i := range 1000 {
+		mustApply(t, s, put(fmt.Sprintf("k%03d", i%300), fmt.Sprint(i)))
+	}
+	sn := s.Snapshot()
+	want := snapshotBytes(t, s)
+	for i := range 1000 {
+		mustApply(t, s, put(fmt.Sprintf("k%03d", i%400), "later"))
+	}
+	mustApply(t, s, &pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}})
+	mustApply(t, s, &pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
+	var got bytes.Buffer
+	if _, err := sn.WriteTo(&got); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got.Bytes(), want) {
+		t.Error("the snapshot changed with the store")
+	}
+	if resp, err := sn.Range(&pb.RangeRequest{Key: []byte("k299")}); err != nil || string(resp.Kvs[0].Value) != "899" {
+		t.Errorf("read of the snapshot: %v, %v", resp, err)
+	}
+}
+
+// Whichever byte is damaged, Restore says so and leaves the state alone.
+func TestRestoreDetectsEveryFlippedByte(t *testing.T) {
+	good := snapshotBytes(t, sample(t))
+	s := New(Options{})
+	mustApply(t, s, put("mine", "1"))
+	before := snapshotBytes(t, s)
+	for i := range good {
+		for _, flip := range []byte{0x01, 0x80, 0xff} {
+			bad := bytes.Clone(good)
+			bad[i] ^= flip
+			err := s.Restore(bytes.NewReader(bad))
+			if err == nil {
+				t.Fatalf("byte %d xor %02x was not noticed", i, flip)
+			}
+			if !errors.Is(err, ErrDamagedSnapshot) {
+				t.Fatalf("byte %d xor %02x: %v", i, flip, err)
+			}
+			if !strings.Contains(err.Error(), "byte ") {
+				t.Fatalf("byte %d xor %02x: error does not say where: %v", i, flip, err)
+			}
+		}
+	}
+	if !bytes.Equal(snapshotBytes(t, s), before) {
+		t.Error("a failed restore changed the state")
+	}
+}
+
+func TestRestoreDetectsTruncation(t *testing.T) {
+	good := snapshotBytes(t, sample(t))
+	s := New(Options{})
+	for n := range good {
+		if err := s.Restore(bytes.NewReader(good[:n])); !errors.Is(err, ErrDamagedSnapshot) {
+			t.Fatalf("cut to %d of %d bytes: %v", n, len(good), err)
+		}
+	}
+}
+
+// What follows a snapshot in a stream is not touched.
+func TestRestoreReadsNoFurther(t *testing.T) {
+	r := io.MultiReader(bytes.NewReader(snapshotBytes(t, sample(t))), strings.NewReader("rest"))
+	if err := New(Options{}).Restore(r); err != nil {
+		t.Fatal(err)
+	}
+	if rest, _ := io.ReadAll(r); string(rest) != "rest" {
+		t.Errorf("left %q", rest)
+	}
+}
+
+type brokenPipe struct{ room int }
+
+func (b *brokenPipe) Write(p []byte) (int, error) {
+	if b.room -= len(p); b.room < 0 {
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
+}
+
+func TestWriteToReportsErrors(t *testing.T) {
+	s := sample(t)
+	for room := range len(snapshotBytes(t, s)) {
+		if _, err := s.Snapshot().WriteTo(&brokenPipe{room}); !errors.Is(err, io.ErrClosedPipe) {
+			t.Fatalf("room for %d bytes: %v", room, err)
+		}
+	}
+}
+
+// Frames are split, and values are not.
+func TestLargeSnapshot(t *testing.T) {
+	s := New(Options{})
+	big := strings.Repeat("v", 3*frameTarget)
+	for i := range 2000 {
+		mustApply(t, s, put(fmt.Sprintf("key-%05d", i), strings.Repeat("x", 300)))
+	}
+	mustApply(t, s, put("big", big))
+	mustApply(t, s, &pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: 1000}})
+	r := New(Options{})
+	if err := r.Restore(bytes.NewReader(snapshotBytes(t, s))); err != nil {
+		t.Fatal(err)
+	}
+	a, _ := s.Hash(0)
+	b, _ := r.Hash(0)
+	if a != b || r.Size() != s.Size() {
+		t.Errorf("restored %+v of %d bytes, want %+v of %d", b, r.Size(), a, s.Size())
+	}
+}
+
+// Restore takes any bytes without panic, and what it takes is a whole state:
+// it can be written and restored again to the same.
+func FuzzRestore(f *testing.F) {
+	f.Add(snapshotBytes(f, sample(f)))
+	f.Add(snapshotBytes(f, New(Options{})))
+	f.Add([]byte(snapshotMagic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		// Damaged checksums would end nearly every input at once.
+		b = withChecksums(b)
+		s := New(Options{})
+		if err := s.Restore(bytes.NewReader(b)); err != nil {
+			if s.Revision() != 1 {
+				t.Fatal("a failed restore changed the state")
+			}
+			return
+		}
+		first := snapshotBytes(t, s)
+		r := New(Options{})
+		if err := r.Restore(bytes.NewReader(first)); err != nil {
+			t.Fatalf("what was restored cannot be restored again: %v", err)
+		}
+		if !bytes.Equal(first, snapshotBytes(t, r)) {
+			t.Fatal("restored again, it differs")
+		}
+		s.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+		s.Apply(put("a", "b"))
+		s.Apply(&pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}})
+		s.Apply(&pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
+	})
+}
