@@ -33,8 +33,8 @@ const (
 // their own, which is left alone.
 var ErrForeignConfig = errors.New("containerd's configuration is not the package's default and was not written by noded")
 
-// containerdSettings is what the node needs of containerd.
-type containerdSettings struct {
+// ContainerdSettings is what the node needs of containerd.
+type ContainerdSettings struct {
 	Major, Minor  int
 	SandboxImage  string
 	SystemdCgroup bool
@@ -47,7 +47,7 @@ type containerdSettings struct {
 
 // containerdConfig is the whole file: version 2 for containerd 1.6 and 1.7,
 // version 3 from 2.0 on (containerd, docs/cri/config.md).
-func containerdConfig(s containerdSettings) ([]byte, error) {
+func containerdConfig(s ContainerdSettings) ([]byte, error) {
 	var b bytes.Buffer
 	t := configV2
 	if s.Major >= 2 {
@@ -120,12 +120,12 @@ func parseContainerdVersion(out string) (major, minor int, err error) {
 }
 
 // detectSettings reads from this host what its containerd needs.
-func detectSettings(ctx context.Context, cniBinDirs []string, cniConfDir string) (containerdSettings, error) {
+func detectSettings(ctx context.Context, cniBinDirs []string, cniConfDir string) (ContainerdSettings, error) {
 	out, err := exec.CommandContext(ctx, "containerd", "--version").CombinedOutput()
 	if err != nil {
-		return containerdSettings{}, fmt.Errorf("run containerd --version: %w: install it with `apt install containerd`", err)
+		return ContainerdSettings{}, fmt.Errorf("run containerd --version: %w: install it with `apt install containerd`", err)
 	}
-	s := containerdSettings{SandboxImage: DefaultSandboxImage, CNIConfDir: cniConfDir, CNIBinDir: cniBinDirs[0],
+	s := ContainerdSettings{SandboxImage: DefaultSandboxImage, CNIConfDir: cniConfDir, CNIBinDir: cniBinDirs[0],
 		SystemdCgroup: cgroups.Detect() == cgroups.Systemd, RestrictOOM: !hasCapability(unix.CAP_SYS_RESOURCE)}
 	if s.Major, s.Minor, err = parseContainerdVersion(string(out)); err != nil {
 		return s, err

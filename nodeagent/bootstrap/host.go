@@ -29,7 +29,7 @@ type Host interface {
 	// ServiceActive tells whether a unit runs.
 	ServiceActive(ctx context.Context, unit string) bool
 	// ContainerdSettings reads what containerd needs on this host.
-	ContainerdSettings(ctx context.Context) (containerdSettings, error)
+	ContainerdSettings(ctx context.Context) (ContainerdSettings, error)
 	// PackageDefault tells whether a file is as its package installed it.
 	PackageDefault(path string, content []byte) bool
 }
@@ -86,7 +86,7 @@ func (machine) ServiceActive(ctx context.Context, unit string) bool {
 	return exec.CommandContext(ctx, "systemctl", "is-active", "--quiet", unit).Run() == nil
 }
 
-func (m machine) ContainerdSettings(ctx context.Context) (containerdSettings, error) {
+func (m machine) ContainerdSettings(ctx context.Context) (ContainerdSettings, error) {
 	return detectSettings(ctx, m.cniBinDirs, m.cniConfDir)
 }
 

@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/tripod-cluster/tripod/nodeagent/peers"
 	"github.com/tripod-cluster/tripod/pki"
@@ -243,10 +242,9 @@ func (j *joiner) clientset(cert *tls.Certificate) (kubernetes.Interface, error) 
 	}
 	cfg := peers.NewClient(cc).Config("noded-join")
 	if cert == nil {
-		// The configuration has a transport of its own, which does not add it.
-		cfg.Wrap(bearer(j.Token.Bearer()))
+		cfg.BearerToken = j.Token.Bearer()
 	}
-	return kubernetes.NewForConfig(rest.CopyConfig(cfg))
+	return kubernetes.NewForConfig(cfg)
 }
 
 // enroll gets the certificate, looks whether the name is free, and writes.

@@ -8,17 +8,8 @@ import (
 	"net/http"
 	"time"
 
-	"k8s.io/client-go/transport"
-
 	"github.com/tripod-cluster/tripod/pki"
 )
-
-// bearer adds a bearer token to every request.
-func bearer(token string) transport.WrapperFunc {
-	return func(rt http.RoundTripper) http.RoundTripper {
-		return transport.NewBearerAuthRoundTripper(token, rt)
-	}
-}
 
 // serverTime reads the server's clock from the Date of an answer, and this
 // host's at the middle of the exchange. Nothing secret is sent and the
