@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	ownerIndex  = "tripod-owner"
-	nodeIndex = "tripod-node"
+	ownerIndex = "tripod-owner"
+	nodeIndex  = "tripod-node"
 )
 
 // PodIndex finds pods by their controller or their node without a walk through
