@@ -1,0 +1,91 @@
+# Tripod: everything that is built, tested and tried goes through here. `make help` lists it.
+# Output is kept in .tripod (ignored by git), what outlives a clone in $(TRIPOD_CACHE), /var/cache/tripod.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+T := .tripod
+FLEET := test/fleet/fleet
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath -buildvcs=false
+
+# Versions: 0.1.0~COMMITS for packages, so that a later commit is a later version; +TIME while there is something
+# uncommitted. The Kubernetes version is the one that go.mod requires.
+COMMITS := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+DIRTY := $(shell test -z "$$(git status --porcelain 2>/dev/null | head -n 1)" || date +%s)
+VERSION := 0.1.0~$(COMMITS)$(if $(DIRTY),+$(DIRTY))
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+KUBE := $(shell sed -n 's/^[[:space:]]*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' go.mod | head -n 1)
+# Stamped into the binaries by commits alone, so that an edit does not relink what it did not touch.
+STAMP := $(foreach p,k8s.io/component-base/version k8s.io/client-go/pkg/version,\
+  -X $(p).gitVersion=$(KUBE)+tripod.0.1.0-$(COMMITS) -X $(p).gitMajor=$(word 1,$(subst ., ,$(KUBE:v%=%))) \
+  -X $(p).gitMinor=$(word 2,$(subst ., ,$(KUBE:v%=%))) -X $(p).gitCommit=$(COMMIT) -X $(p).gitTreeState=$(if $(DIRTY),dirty,clean) \
+  -X $(p).buildDate=$(shell date -u -d @$(SOURCE_DATE_EPOCH) +%Y-%m-%dT%H:%M:%SZ))
+LDFLAGS := -s -w $(STAMP)
+
+# Tests that need the fleet or the guest are not unit tests.
+UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
+
+.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e bench lint clean
+
+help: ## list what make can do
+	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+deps: ## install the Debian packages that building and testing need
+	@packaging/build-deps
+
+build: ## controld, noded, kubectl and etcdctl, static, in .tripod/bin
+	@mkdir -p $(T)/bin
+	@echo "building $(VERSION) (a first build of Kubernetes' API takes about 15 minutes on 2 cores)"
+	@go build -ldflags '$(LDFLAGS)' -o $(T)/bin/ ./cmd/controld ./cmd/noded ./cmd/kubectl
+	@go build -ldflags '-s -w' -o $(T)/bin/etcdctl go.etcd.io/etcd/etcdctl/v3
+
+deb: deps build ## Debian packages in .tripod/deb
+	@images/build $(T)/images pause
+	@packaging/build-debs '$(VERSION)' $(T)/bin $(T)/deb
+
+repo: deb ## apt repository of the packages and of all that they need, in .tripod/repo
+	@packaging/build-repo $(T)/deb $(T)/repo
+
+images: deps ## image archives for the demo and the tests, in .tripod/images
+	@images/build $(T)/images
+
+up: repo images ## three hosts, a cluster installed from the packages, an application on it
+	@test/fleet/up.sh
+
+redeploy: repo images ## upgrade the running fleet's packages to this tree
+	@test/fleet/up.sh upgrade
+
+down: ## remove the hosts and everything that up made on this machine
+	@$(FLEET) down
+	@rm -rf $(T)/kubeconfig $(T)/etcd
+	@echo "down: the fleet is gone"
+
+vet: ## go vet
+	@.ci/gotest vet go vet ./...
+
+unit: deps ## unit tests, root's network namespaces included
+	@.ci/gotest unit go test -timeout 15m $(UNIT)
+
+guest: deps ## tests that need a kernel of their own, under QEMU: packet flow over IPVS and iptables
+	@.ci/gotest guest test/guest/run ./dataplane/flow -test.v
+
+e2e: up ## end-to-end tests on the fleet
+	@.ci/gotest e2e go test ./test/e2e/... -count=1 -v -timeout 45m || { $(FLEET) collect $(T)/logs/fleet; exit 1; }
+
+test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them does
+	@.ci/all
+
+bench: up ## measure; tables on screen, .tripod/bench/NAME.json
+	@mkdir -p $(T)/bench
+	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test ./test/bench/... -count=1 -v -run '^TestBench' -timeout 60m
+
+lint: deb ## gofmt, go vet, lintian
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not in gofmt's form:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	@go vet ./...
+	@lintian --allow-root --fail-on error $(T)/deb/*.deb
+
+clean: down ## down, and everything built
+	@rm -rf $(T)
