@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -48,3 +49,6 @@ func (e ServiceErrors) Error() string {
 	}
 	return "no service"
 }
+
+// ErrUnsupported is wrapped by a backend's constructor where the kernel lacks what it needs.
+var ErrUnsupported = errors.New("not supported by this kernel")

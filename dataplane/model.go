@@ -108,6 +108,7 @@ type Endpoint struct {
 	Ready       bool // takes new connections
 	Serving     bool // passes its readiness probe, whether or not it is terminating
 	Terminating bool
+	Elsewhere   bool // by topology hints meant for other nodes: not a choice of policy Cluster
 }
 
 // Service is one port of one Service in one family: what a backend programs. Treat a Service that was handed to a
@@ -182,7 +183,7 @@ func usable(eps []Endpoint, local bool) []Endpoint {
 	var ready, leaving []Endpoint
 	for _, e := range eps {
 		switch {
-		case local && !e.Local:
+		case local && !e.Local, !local && e.Elsewhere:
 		case e.Ready:
 			ready = append(ready, e)
 		case e.Serving && e.Terminating:
