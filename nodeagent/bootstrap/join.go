@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/tripod-cluster/tripod/nodeagent/cgroups"
 	"github.com/tripod-cluster/tripod/nodeagent/peers"
 	"github.com/tripod-cluster/tripod/pki"
 )
@@ -43,6 +44,8 @@ type Options struct {
 	CRIEndpoint      string
 	CNIBinDirs       []string
 	CNIConfDir       string
+	SandboxImage     string // default DefaultSandboxImage
+	CgroupDriver     string // auto (default), cgroupfs, systemd
 	APIAddress       string // where the node's API will listen, to see that it is free; default :10250
 	HealthAddress    string // default 127.0.0.1:10248
 
@@ -371,6 +374,15 @@ func (j *joiner) configureContainerd(ctx context.Context) error {
 	s, err := j.Host.ContainerdSettings(ctx)
 	if err != nil {
 		return err
+	}
+	if j.SandboxImage != "" {
+		s.SandboxImage = j.SandboxImage
+	}
+	switch cgroups.Driver(j.CgroupDriver) {
+	case cgroups.Cgroupfs:
+		s.SystemdCgroup = false
+	case cgroups.Systemd:
+		s.SystemdCgroup = true
 	}
 	conf, err := containerdConfig(s)
 	if err != nil {
