@@ -125,7 +125,7 @@ func (c computer) container(spec *v1.Container, old []v1.ContainerStatus, init b
 		}
 	}
 	if prev != nil && prev.State == pods.Exited {
-		out.LastTerminationState.Terminated = terminated(prev)
+		out.LastTerminationState.Terminated = known(was, prev)
 	}
 	out.VolumeMounts = mountStatuses(spec)
 	if cur == nil {
@@ -149,9 +149,9 @@ func (c computer) container(spec *v1.Container, old []v1.ContainerStatus, init b
 		out.Ready = r.Ready && r.Started && (!init || pods.Restartable(spec))
 	case cur.State == pods.Exited && waits && !c.in.Done:
 		out.State.Waiting = &v1.ContainerStateWaiting{Reason: w.Reason, Message: w.Message}
-		out.LastTerminationState.Terminated = terminated(cur)
+		out.LastTerminationState.Terminated = known(was, cur)
 	case cur.State == pods.Exited:
-		out.State.Terminated = terminated(cur)
+		out.State.Terminated = known(was, cur)
 		out.Ready = init && !pods.Restartable(spec) && cur.ExitCode == 0
 	case cur.State == pods.Unknown:
 		out.State.Terminated = &v1.ContainerStateTerminated{ExitCode: 137, Reason: ReasonUnknown, ContainerID: out.ContainerID,
@@ -202,6 +202,20 @@ func (c computer) absent(out, was *v1.ContainerStatus, spec *v1.Container) {
 		reason = v1.ContainerStateWaiting{Reason: w.Reason, Message: w.Message}
 	}
 	out.State.Waiting = &reason
+}
+
+// known returns how an instance ended, as it was reported before if it was:
+// the file with its message may be gone since.
+func known(was *v1.ContainerStatus, c *pods.Container) *v1.ContainerStateTerminated {
+	t := terminated(c)
+	if was != nil {
+		for _, w := range []*v1.ContainerStateTerminated{was.State.Terminated, was.LastTerminationState.Terminated} {
+			if w != nil && w.ContainerID == t.ContainerID && w.Message != "" && t.Message == "" {
+				return w.DeepCopy()
+			}
+		}
+	}
+	return t
 }
 
 func terminated(c *pods.Container) *v1.ContainerStateTerminated {
