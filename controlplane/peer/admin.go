@@ -61,7 +61,6 @@ type NodeStatus struct {
 	Address string `json:"address"`
 	Ready   string `json:"ready"` // True, False, Unknown
 	Reason  string `json:"reason,omitempty"`
-	Pods    int    `json:"pods"`
 }
 
 // DutyStatus is one task of the leader: a controller, the scheduler, the vip.

@@ -64,12 +64,13 @@ func WriteIdentity(stateDir string, id Identity) error {
 	return pki.WriteFile(identityPath(stateDir), append(b, '\n'), 0o600)
 }
 
-// NewID makes a raft ID: 16 hex digits, as etcd prints member IDs, never zero.
+// NewID makes a raft ID: 16 hex digits of a positive number that is not zero.
 func NewID() (string, error) {
 	var b [8]byte
 	if _, err := rand.Read(b[:]); err != nil {
 		return "", fmt.Errorf("read random bytes: %w", err)
 	}
-	b[0] |= 1
+	b[0] &= 0x7f // some etcd tools read member IDs as signed numbers
+	b[7] |= 1
 	return fmt.Sprintf("%x", b), nil
 }
