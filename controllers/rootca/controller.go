@@ -10,8 +10,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 )
@@ -38,12 +41,19 @@ func New(d runtime.Deps, q runtime.Queue, caPEM []byte) (runtime.Controller, err
 		return runtime.Controller{}, errors.New("no root CA certificate to publish: set RootCA")
 	}
 	core := d.Informers.Core().V1()
-	c := &controller{d.Client, core.Namespaces().Lister(), core.ConfigMaps().Lister(), map[string]string{"ca.crt": string(caPEM)}}
+	// Only these ConfigMaps are cached, not all of the cluster.
+	configMaps := coreinformers.NewFilteredConfigMapInformer(d.Client, metav1.NamespaceAll, 0,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+		func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", ConfigMapName).String()
+		})
+	c := &controller{d.Client, core.Namespaces().Lister(), corelisters.NewConfigMapLister(configMaps.GetIndexer()), map[string]string{"ca.crt": string(caPEM)}}
 	return runtime.Controller{
 		Workers: 2,
+		Private: []cache.SharedInformer{configMaps},
 		Sources: []runtime.Source{
 			runtime.Own(q, core.Namespaces().Informer()),
-			runtime.On(core.ConfigMaps().Informer(), runtime.Handlers[*corev1.ConfigMap]{
+			runtime.On(configMaps, runtime.Handlers[*corev1.ConfigMap]{
 				Update: func(_, cm *corev1.ConfigMap) {
 					if cm.Name == ConfigMapName {
 						q.Add(cm.Namespace)

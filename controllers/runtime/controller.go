@@ -51,6 +51,9 @@ type Controller struct {
 	Deadline time.Duration
 	// Sources feed the queue. Their informers are waited for.
 	Sources []Source
+	// Private informers belong to this instance alone: it runs them, waits for
+	// them and ends them.
+	Private []cache.SharedInformer
 	// Synced are further caches that must be filled before the first Reconcile.
 	Synced []cache.InformerSynced
 	// Reconcile handles one key. A positive duration asks for another call after

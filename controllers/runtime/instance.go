@@ -112,8 +112,13 @@ func (in *instance) run(ctx context.Context) error {
 		in.queue.ShutDown()
 		return err
 	}
+	for _, inf := range in.ctl.Private {
+		in.workers.Go(func() { inf.RunWithContext(ctx) })
+	}
 	if !in.waitForCaches(ctx, registrations) {
+		cancel()
 		in.queue.ShutDown()
+		in.sup.group.settle(in)
 		return in.failure()
 	}
 	in.sup.setMessage("", true)
@@ -193,6 +198,11 @@ func (in *instance) waitForCaches(ctx context.Context, rs []registration) bool {
 	ready := func() bool {
 		for _, r := range rs {
 			if !r.registration.HasSynced() {
+				return false
+			}
+		}
+		for _, inf := range in.ctl.Private {
+			if !inf.HasSynced() {
 				return false
 			}
 		}
