@@ -75,7 +75,7 @@ func (n *Node) snapshotNow(entries uint64, bytes int64) error {
 	}
 	began := time.Now()
 	before := n.logs.written.Load()
-	err := n.raft.Snapshot().Error()
+	err := n.await(n.raft.Snapshot())
 	if errors.Is(err, raft.ErrNothingNewToSnapshot) {
 		return nil
 	}

@@ -144,7 +144,7 @@ func (t *leadTracker) refresh() {
 		b := record{kind: recBarrier, peer: t.n.id, boot: t.n.boot, seq: 1}
 		fut := r.ApplyLog(raft.Log{Data: sealEntry(b.appendTo(newEntry(64)))}, time.Second)
 		t.n.wg.Go(func() {
-			if err := fut.Error(); err != nil {
+			if err := t.n.await(fut); err != nil {
 				t.mu.Lock()
 				if t.barrier == term {
 					t.barrier = 0 // the tick tries again if raft still leads

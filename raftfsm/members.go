@@ -46,9 +46,10 @@ var (
 
 // Bootstrap makes this peer the first member of a new cluster, and returns once it leads.
 func (n *Node) Bootstrap(ctx context.Context) error {
-	err := n.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
+	f := n.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
 		Suffrage: raft.Voter, ID: raft.ServerID(n.id.String()), Address: raft.ServerAddress(n.cfg.AdvertisePeer),
-	}}}).Error()
+	}}})
+	err := n.await(f)
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return ErrBootstrapped
 	}
@@ -217,7 +218,7 @@ func timeLeft(ctx context.Context, most time.Duration) time.Duration {
 // raftDone waits for a change of the raft configuration, but no longer than ctx.
 func (n *Node) raftDone(ctx context.Context, f raft.Future) error {
 	done := make(chan error, 1)
-	n.wg.Go(func() { done <- f.Error() })
+	go func() { done <- f.Error() }() // see await
 	select {
 	case err := <-done:
 		return err
@@ -225,6 +226,19 @@ func (n *Node) raftDone(ctx context.Context, f raft.Future) error {
 		return ctx.Err()
 	case <-n.stop:
 		return ErrStopped
+	}
+}
+
+// await waits for raft, but not beyond the end of this Node: raft never answers what is still
+// queued when it shuts down.
+func (n *Node) await(f raft.Future) error {
+	done := make(chan error, 1)
+	go func() { done <- f.Error() }()
+	select {
+	case err := <-done:
+		return err
+	case <-n.stop:
+		return raft.ErrRaftShutdown
 	}
 }
 

@@ -353,7 +353,7 @@ func (p *proposer) run() {
 			if who.self {
 				fut := p.n.raft.ApplyLog(raft.Log{Data: sealEntry(b.records)}, 0)
 				p.n.wg.Go(func() {
-					p.finish(b, fut.Error())
+					p.finish(b, p.n.await(fut))
 					<-slots
 				})
 			} else {
