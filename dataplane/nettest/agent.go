@@ -153,16 +153,15 @@ func bridgeAll(name string) error {
 // Listen is where a server is to listen and by what name it answers.
 type Listen struct {
 	Proto string // tcp or udp
+	IP    string // "": any; a datagram server with several addresses has to name the one it answers from
 	Port  int
 	Name  string
 }
 
 // Serve starts a server that answers each line or datagram with its name and the source it saw.
 func (a *Agent) Serve(l Listen, _ *bool) error {
-	at := fmt.Sprintf(":%d", l.Port)
+	at := net.JoinHostPort(l.IP, fmt.Sprint(l.Port))
 	if l.Proto == "udp" {
-		// One socket per family and address would be needed to answer from the address that was asked; the
-		// servers of the stage have one address each, or are asked by translated packets.
 		c, err := net.ListenPacket("udp", at)
 		if err != nil {
 			return err
@@ -302,7 +301,7 @@ func (e *exchange) say() (Answer, error) {
 func failure(err error) string {
 	var timeout net.Error
 	switch {
-	case errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPERM): // the latter: this machine's own output rules
 		return "refused"
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return "timeout"

@@ -61,6 +61,9 @@ func NewStage(t testing.TB) *Stage {
 	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}
 	must(netlink.LinkAdd(br))
 	t.Cleanup(func() { _ = netlink.LinkDel(br) })
+	// A redirect for a service address would use up the allowance of ICMP errors that refusals need.
+	must(os.WriteFile("/proc/sys/net/ipv4/conf/cni0/send_redirects", []byte("0"), 0o644))
+	must(os.WriteFile("/proc/sys/net/ipv4/conf/all/send_redirects", []byte("0"), 0o644))
 	must(configure(Setup{Link: "cni0", Addrs: []string{Gateway + "/24", "fd00:244:1::1/64"}, Routes: map[string]string{ServiceCIDR: "", "fd00:96::/112": ""}}))
 	pod := func(name string, n int) *Host {
 		h := spawn(t, name, true)
@@ -147,6 +150,11 @@ func (h *Host) plug(here, there string) error {
 	if err == nil {
 		err = netlink.LinkSetUp(l)
 	}
+	h.t.Cleanup(func() { // a dying namespace takes its end of the cable along, but not at once
+		if l, err := netlink.LinkByName(here); err == nil {
+			_ = netlink.LinkDel(l)
+		}
+	})
 	return err
 }
 
@@ -163,11 +171,15 @@ func (h *Host) configure(s Setup) {
 	h.call("Configure", s, &done)
 }
 
-// Serve makes the host answer on a port, by its name.
+// Serve makes the host answer on a port of its addresses, by its name.
 func (h *Host) Serve(proto string, port int) {
 	h.t.Helper()
-	var done bool
-	h.call("Serve", Listen{Proto: proto, Port: port, Name: h.Name}, &done)
+	for _, ip := range []string{h.IP, h.IP6} {
+		if ip != "" {
+			var done bool
+			h.call("Serve", Listen{Proto: proto, IP: ip, Port: port, Name: h.Name}, &done)
+		}
+	}
 }
 
 // Ask makes one connection (or sends one datagram from a fresh port) and returns what came of it.

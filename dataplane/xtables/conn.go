@@ -276,7 +276,7 @@ func (c *conn) op(t *transaction, typ, flags uint16, f Family, owner string, wha
 }
 
 // commit sends the batch and waits for its result: nil, or an error that joins one *opError for each operation that
-// was refused (nothing was done then). echo receives the objects that operations with NLM_F_ECHO made.
+// was refused (nothing was done then). echo receives the rules that operations with NLM_F_ECHO made.
 func (c *conn) commit(t *transaction, echo func(seq uint32, attrs []byte)) error {
 	if len(t.what) == 0 {
 		return nil
@@ -308,7 +308,7 @@ func (c *conn) commit(t *transaction, echo func(seq uint32, attrs []byte)) error
 				if m.seq == end {
 					done = true
 				}
-			case m.typ>>8 == unix.NFNL_SUBSYS_NFTABLES && len(m.data) >= 4 && echo != nil:
+			case m.typ == subsys|unix.NFT_MSG_NEWRULE && len(m.data) >= 4: // not the note on the new generation
 				echo(m.seq, m.data[4:])
 			}
 		})
