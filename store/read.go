@@ -39,7 +39,7 @@ func (st *state) execRange(r *pb.RangeRequest, current int64) (*pb.RangeResponse
 	resp := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: current}}
 	sp := newSpan(r.Key, r.RangeEnd)
 	if r.CountOnly {
-		st.scan(sp, rev, func(*mvccpb.KeyValue) bool { resp.Count++; return true })
+		resp.Count = st.count(sp, rev)
 		return resp, nil
 	}
 
@@ -53,11 +53,17 @@ func (st *state) execRange(r *pb.RangeRequest, current int64) (*pb.RangeResponse
 	var kvs []*mvccpb.KeyValue
 	st.scan(sp, rev, func(kv *mvccpb.KeyValue) bool {
 		resp.Count++
-		if int64(len(kvs)) < limit && passes(r, kv) {
+		if passes(r, kv) {
 			kvs = append(kvs, kv)
 		}
-		return true
+		return int64(len(kvs)) < limit
 	})
+	if int64(len(kvs)) == limit {
+		// The count is of all keys, also of those that are not fetched.
+		rest := sp
+		rest.key = keyString(kvs[len(kvs)-1].Key)
+		resp.Count += st.count(rest, rev) - 1
+	}
 	sortKeyValues(kvs, r)
 	if r.Limit > 0 && int64(len(kvs)) > r.Limit {
 		kvs = kvs[:r.Limit]

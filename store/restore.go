@@ -100,7 +100,7 @@ func (l *loader) frame(kind frameKind, d *decoder) error {
 			}
 			l.lastKey = keyString(kv.Key)
 			l.versions++
-			l.st.keys.Load(l.lastKey, entry{latest: kv})
+			l.st.keys.Load(l.lastKey, newEntry(kv))
 			l.st.size += cost(kv)
 		}
 	case frameChanges:
@@ -171,14 +171,14 @@ func (l *loader) change(kv *mvccpb.KeyValue) bool {
 			st.keys.Delete(key)
 			return true
 		}
-		e = entry{latest: kv}
+		e = newEntry(kv)
 	} else {
 		if ok {
 			e.older = append(e.older, e.latest)
 		} else if !live(kv) {
 			return false // a tombstone follows a version
 		}
-		e.latest = kv
+		e.set(kv)
 	}
 	st.size += cost(kv)
 	st.keys.Set(key, e)

@@ -15,8 +15,36 @@ const versionCost = 176
 
 // entry is a key's retained versions. latest may be a tombstone.
 type entry struct {
+	// mod is latest's ModRevision, negative for a tombstone: most questions
+	// are answered without touching the version itself.
+	mod    int64
 	latest *mvccpb.KeyValue
 	older  []*mvccpb.KeyValue // ascending; only ever appended to or replaced
+}
+
+func newEntry(kv *mvccpb.KeyValue) entry {
+	var e entry
+	e.set(kv)
+	return e
+}
+
+// set makes kv the latest version.
+func (e *entry) set(kv *mvccpb.KeyValue) {
+	e.latest, e.mod = kv, kv.ModRevision
+	if !live(kv) {
+		e.mod = -e.mod
+	}
+}
+
+// liveAt tells whether the key had a value at revision rev.
+func (e entry) liveAt(rev int64) bool {
+	if e.mod > 0 && e.mod <= rev {
+		return true
+	}
+	if e.mod < 0 && -e.mod <= rev {
+		return false
+	}
+	return live(e.at(rev))
 }
 
 // at returns the version that was current at revision rev, which may be a
@@ -147,6 +175,26 @@ func (st *state) scan(sp span, rev int64, f func(kv *mvccpb.KeyValue) bool) {
 	})
 }
 
+// count returns the number of keys of sp that exist at revision rev.
+func (st *state) count(sp span, rev int64) (n int64) {
+	if sp.single {
+		if e, ok := st.keys.Get(sp.key); ok && e.liveAt(rev) {
+			n++
+		}
+		return n
+	}
+	st.keys.Ascend(sp.key, func(key string, e entry) bool {
+		if !sp.toEnd && key >= sp.end {
+			return false
+		}
+		if e.liveAt(rev) {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
 // get returns the version of key that is live at revision rev, or nil.
 func (st *state) get(key []byte, rev int64) *mvccpb.KeyValue {
 	e, ok := st.keys.Get(keyString(key))
@@ -199,7 +247,7 @@ func (t *tx) put(key, value []byte, lease int64) int64 {
 		}
 		e.older = append(e.older, e.latest)
 	}
-	e.latest = kv
+	e.set(kv)
 	st.keys.Set(keyString(kv.Key), e)
 	st.log.append(kv)
 	st.size += cost(kv)
@@ -230,7 +278,7 @@ func (t *tx) delete(kv *mvccpb.KeyValue) {
 	tomb := &mvccpb.KeyValue{Key: kv.Key, ModRevision: t.begin + 1}
 	st.detach(kv)
 	e.older = append(e.older, e.latest)
-	e.latest = tomb
+	e.set(tomb)
 	st.keys.Set(keyString(kv.Key), e)
 	st.log.append(tomb)
 	st.size += cost(tomb)
@@ -276,7 +324,7 @@ func (st *state) prune(key string, rev int64) {
 			return
 		}
 		if len(e.older) > 0 {
-			st.keys.Set(key, entry{latest: e.latest})
+			st.keys.Set(key, newEntry(e.latest))
 		}
 		return
 	}
