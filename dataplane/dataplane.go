@@ -73,6 +73,7 @@ type Dataplane struct {
 	fullTry  int       // failures in a row
 	synced   time.Time // end of the last successful write
 	first    bool      // the first whole write has succeeded
+	writing  bool      // Run is at it
 }
 
 type switchRequest struct {
@@ -189,12 +190,15 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case req := <-d.switches:
+			d.setWriting(true)
 			req.done <- d.switchTo(ctx, req.to)
 		case <-d.wake:
 		case <-changed:
 		case <-timer.C:
 		}
+		d.setWriting(true)
 		next := d.step(ctx)
+		d.setWriting(false)
 		timer.Reset(next)
 		// Bursts coalesce here: whatever is queued meanwhile is one write.
 		pause := time.NewTimer(d.cfg.MinInterval)
@@ -210,6 +214,12 @@ func (d *Dataplane) current() Backend {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.backend
+}
+
+func (d *Dataplane) setWriting(b bool) {
+	d.mu.Lock()
+	d.writing = b
+	d.mu.Unlock()
 }
 
 func (d *Dataplane) poke() {

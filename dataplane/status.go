@@ -67,11 +67,12 @@ func (d *Dataplane) Healthy() error {
 	return nil
 }
 
-// InSync says whether the first whole write has been done and nothing is waiting.
+// InSync says whether the first whole write has been done, nothing is waiting, and nothing is being written or
+// cleaned up.
 func (d *Dataplane) InSync() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.first || d.fullErr != nil {
+	if !d.first || d.fullErr != nil || d.writing || !d.fullAt.After(time.Now()) {
 		return false
 	}
 	for _, r := range d.services {
