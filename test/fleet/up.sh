@@ -33,6 +33,7 @@ failed() {
     echo "--- journal of host $i"
     "$fleet" in "$i" journalctl --no-pager -o short-precise -n 25 -u controld -u noded -u containerd 2>/dev/null </dev/null || echo "host $i is not up; console: $(tail -n 3 "${FLEET_DIR:-/var/lib/tripod-fleet}/$i/console.log" 2>/dev/null)"
   done
+  "$fleet" collect "$T/logs/fleet" 2>/dev/null || true
   echo "The hosts are left as they are. Look around with: test/fleet/fleet in ${where:-1} bash    Remove them with: make down"
   exit $rc
 }
