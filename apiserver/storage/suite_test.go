@@ -166,7 +166,9 @@ func TestSuiteUnreadable(t *testing.T) {
 		f, o := codec()
 		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(context.Background(), t, newRig(t, o).storage, f.on.Store)
 	})
-	t.Run("DeleteWithSuggestionAndMissingError", plain(storagetesting.RunTestDeleteWithSuggestionAndMissingExpectedTransformOrDecodeError))
+	t.Run("DeleteWithSuggestionAndMissingError", on(func(ctx context.Context, t *testing.T, r *rig) {
+		storagetesting.RunTestDeleteWithSuggestionAndMissingExpectedTransformOrDecodeError(ctx, t, r.storage)
+	}))
 	t.Run("GetListWithErrorAggregation", on(func(ctx context.Context, t *testing.T, r *rig) {
 		front := etcd3.NewStoreWithUnsafeCorruptObjectDeletion(r.storage, pods)
 		storagetesting.RunTestGetListWithErrorAggregation(ctx, t, modifiable{front, r}, corrupt())

@@ -1,11 +1,13 @@
-// Package localleaser is a lease service over a store of one peer, for tests:
-// leases exist in the store and never run out by themselves.
+// Package localleaser is a lease service over a store of one peer, for tests. A
+// lease runs out once, after the time it was granted: KeepAlive does not
+// prolong it.
 package localleaser
 
 import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -31,7 +33,14 @@ func (l *Leaser) Grant(ctx context.Context, id, ttl int64) (*pb.LeaseGrantRespon
 	if id == 0 {
 		id = l.last.Add(1)
 	}
-	return propose[*pb.LeaseGrantResponse](ctx, l.p, &pb.InternalRaftRequest{LeaseGrant: &pb.LeaseGrantRequest{ID: id, TTL: ttl}})
+	resp, err := propose[*pb.LeaseGrantResponse](ctx, l.p, &pb.InternalRaftRequest{LeaseGrant: &pb.LeaseGrantRequest{ID: id, TTL: ttl}})
+	if err != nil {
+		return nil, err
+	}
+	time.AfterFunc(time.Duration(resp.TTL)*time.Second, func() {
+		_, _ = l.Revoke(context.Background(), id) // it may be gone already
+	})
+	return resp, nil
 }
 
 // Revoke ends a lease and deletes its keys.
