@@ -160,6 +160,9 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 		o.NoPut = o.NoPut || f == pb.WatchCreateRequest_NOPUT
 		o.NoDelete = o.NoDelete || f == pb.WatchCreateRequest_NODELETE
 	}
+	// Taken before the watch begins: a client that loses the stream before its
+	// first event goes on from here, and must not miss any.
+	revision := st.revision()
 	sw, err := st.s.cfg.Store.Watch(o)
 	if err != nil {
 		refuse(err.Error())
@@ -167,7 +170,7 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 	}
 	w := &watch{id: id, w: sw, start: r.StartRevision, progress: r.ProgressNotify, fragment: r.Fragment, quiet: true, done: make(chan struct{})}
 	st.watches[id] = w
-	st.send(&pb.WatchResponse{Header: st.s.header(st.revision()), WatchId: id, Created: true})
+	st.send(&pb.WatchResponse{Header: st.s.header(revision), WatchId: id, Created: true})
 	st.wg.Add(1)
 	go st.follow(w)
 }

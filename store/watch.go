@@ -103,6 +103,9 @@ func (s *Store) Watch(o WatchOptions) (*Watcher, error) {
 	return w, nil
 }
 
+// Watchers returns the number of open watchers.
+func (s *Store) Watchers() int { return s.watches.count() }
+
 // Ready has a value when Next may have something new to tell. One value can
 // stand for many changes, and now and then for none.
 func (w *Watcher) Ready() <-chan struct{} { return w.ready }

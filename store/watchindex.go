@@ -10,6 +10,7 @@ import (
 // ranges are asked one by one.
 type watchIndex struct {
 	mu       sync.Mutex
+	n        int
 	points   map[string]*watchGroup
 	prefixes map[string]*watchGroup
 	lengths  []int // distinct lengths of prefixes, ascending
@@ -55,6 +56,7 @@ func (x *watchIndex) table(w *Watcher) map[string]*watchGroup {
 func (x *watchIndex) add(w *Watcher) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.n++
 	table := x.table(w)
 	if table == nil {
 		x.others.add(w)
@@ -75,12 +77,15 @@ func (x *watchIndex) remove(w *Watcher) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	table := x.table(w)
-	if table == nil {
-		x.others.remove(w)
+	g := &x.others
+	if table != nil {
+		g = table[w.span.key]
+	}
+	if g == nil || !g.remove(w) {
 		return
 	}
-	g := table[w.span.key]
-	if g == nil || !g.remove(w) || len(g.watchers) > 0 {
+	x.n--
+	if table == nil || len(g.watchers) > 0 {
 		return
 	}
 	delete(table, w.span.key)
@@ -132,6 +137,12 @@ func (x *watchIndex) notify(log *changeLog, mark int) {
 			}
 		}
 	}
+}
+
+func (x *watchIndex) count() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.n
 }
 
 // all returns every watcher, in no order that matters.
