@@ -23,7 +23,7 @@ STAMP := $(foreach p,k8s.io/component-base/version k8s.io/client-go/pkg/version,
   -X $(p).gitVersion=$(KUBE)+tripod.0.1.0-$(COMMITS) -X $(p).gitMajor=$(word 1,$(subst ., ,$(KUBE:v%=%))) \
   -X $(p).gitMinor=$(word 2,$(subst ., ,$(KUBE:v%=%))) -X $(p).gitCommit=$(COMMIT) -X $(p).gitTreeState=$(if $(DIRTY),dirty,clean) \
   -X $(p).buildDate=$(shell date -u -d @$(SOURCE_DATE_EPOCH) +%Y-%m-%dT%H:%M:%SZ))
-LDFLAGS := -s -w $(STAMP)
+LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 
 # Tests that need the fleet or the guest are not unit tests.
 UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
