@@ -10,8 +10,8 @@ var native = binary.NativeEndian
 
 // matches appends the rule's extension matches.
 func (r *Rule) matches(w *buffer) {
-	if s := r.Set; s != nil {
-		w.xt("match", "set", 1, setInfo(s))
+	for i := range r.Sets {
+		w.xt("match", "set", 1, setInfo(&r.Sets[i]))
 	}
 	if r.DPort != 0 {
 		switch r.Proto {

@@ -83,7 +83,7 @@ type Rule struct {
 	DstLocal  bool // so is the destination
 	Mark      *MarkMatch
 	CTState   CTState
-	Set       *SetMatch
+	Sets      []SetMatch
 	Recent    *Recent
 	Chance    float64 // probability of matching, above 0 and below 1; 0: always
 	Comment   string
@@ -149,7 +149,7 @@ func (r Rule) String() string {
 		}
 		add("--ctstate %s", strings.Join(s, ","))
 	}
-	if s := r.Set; s != nil {
+	for _, s := range r.Sets {
 		add("%s--match-set %s %s", not(s.Not), s.Name, strings.Join(s.Dirs, ","))
 	}
 	if c := r.Recent; c != nil {

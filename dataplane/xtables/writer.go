@@ -91,11 +91,17 @@ func Open(f Family, base Base) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{c: c, family: f, base: base, shared: map[chainKey]bool{}, plans: map[string]*Plan{}}
+	w := &Writer{c: c, family: f, plans: map[string]*Plan{}}
+	w.SetBase(base)
+	return w, nil
+}
+
+// SetBase replaces the Base; the next Sync writes it.
+func (w *Writer) SetBase(base Base) {
+	w.base, w.known, w.shared = base, false, map[chainKey]bool{}
 	for _, s := range base.Shared {
 		w.shared[chainKey{s.Table, s.Name}] = true
 	}
-	return w, nil
 }
 
 // Close closes the socket; the rules stay.

@@ -1,4 +1,4 @@
-package flowtest
+package flow
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package flowtest
+package flow
 
 import (
 	"context"
@@ -22,6 +22,9 @@ func TestMain(m *testing.M) { nettest.Main(m) }
 func modesToRun() []string {
 	if s := os.Getenv("TRIPOD_FLOW_MODES"); s != "" {
 		return strings.Split(s, ",")
+	}
+	if os.Getenv("TRIPOD_GUEST") != "" {
+		return []string{modes.IPTables, modes.IPVS}
 	}
 	return []string{modes.IPTables}
 }
