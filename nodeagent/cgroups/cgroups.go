@@ -96,6 +96,10 @@ func (m *Manager) Driver() Driver { return m.driver }
 // V2 says whether the host is on cgroup v2.
 func (m *Manager) V2() bool { return m.v2 }
 
+// hybrid is the name under which v1Mounts tells of a v2 tree beside the v1
+// hierarchies. It has no controllers, but runtimes make their cgroups in it.
+const hybrid = "unified"
+
 // v1Mounts reads where each v1 controller is mounted.
 func v1Mounts(mountinfo string) (map[string]string, error) {
 	f, err := os.Open(mountinfo)
@@ -109,7 +113,13 @@ func v1Mounts(mountinfo string) (map[string]string, error) {
 	for sc.Scan() {
 		before, after, ok := strings.Cut(sc.Text(), " - ")
 		a, b := strings.Fields(before), strings.Fields(after)
-		if !ok || len(a) < 5 || len(b) < 3 || b[0] != "cgroup" {
+		if !ok || len(a) < 5 || len(b) < 3 {
+			continue
+		}
+		if b[0] == "cgroup2" && out[hybrid] == "" {
+			out[hybrid] = a[4]
+		}
+		if b[0] != "cgroup" {
 			continue
 		}
 		for _, c := range strings.Split(b[2], ",") {
