@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
 
 	"github.com/tripod-cluster/tripod/apiserver/storage"
+	"github.com/tripod-cluster/tripod/store"
 )
 
 // A peer that dies leaves the `kubernetes` Service when its lease has run out
@@ -30,17 +30,18 @@ const (
 // that its owner renews. A renewal is no write to the store.
 type peerLeases struct {
 	client *clientv3.Client
+	leaser store.Leaser
 	close  func()
 
 	mu    sync.Mutex
-	lease clientv3.LeaseID // of our own key; 0: none
+	lease int64 // of our own key; 0: none
 }
 
 var _ reconcilers.Leases = (*peerLeases)(nil)
 
-func newPeerLeases(b *storage.Backend) *peerLeases {
+func newPeerLeases(b *storage.Backend, l store.Leaser) *peerLeases {
 	c, stop := b.Client()
-	return &peerLeases{client: c.Client, close: stop}
+	return &peerLeases{client: c.Client, leaser: l, close: stop}
 }
 
 // peerContext bounds one exchange: the reconciler's interface carries none.
@@ -70,20 +71,20 @@ func (p *peerLeases) UpdateLease(ip string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.lease != 0 {
-		_, err := p.client.KeepAliveOnce(ctx, p.lease)
+		_, err := p.leaser.KeepAlive(ctx, p.lease)
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if rpctypes.Error(err) != rpctypes.ErrLeaseNotFound {
 			return fmt.Errorf("renew the lease of peer %s: %w", ip, err)
 		}
 		p.lease = 0
 	}
-	granted, err := p.client.Grant(ctx, int64(peerTTL/time.Second))
+	granted, err := p.leaser.Grant(ctx, 0, int64(peerTTL/time.Second))
 	if err != nil {
 		return fmt.Errorf("lease of peer %s: %w", ip, err)
 	}
-	if _, err := p.client.Put(ctx, path.Join(peerPrefix, ip), ip, clientv3.WithLease(granted.ID)); err != nil {
+	if _, err := p.client.Put(ctx, path.Join(peerPrefix, ip), ip, clientv3.WithLease(clientv3.LeaseID(granted.ID))); err != nil {
 		return fmt.Errorf("register peer %s: %w", ip, err)
 	}
 	p.lease = granted.ID
@@ -104,7 +105,7 @@ func (p *peerLeases) RemoveLease(ip string) error {
 	}
 	if p.lease != 0 {
 		// It would end by itself; its end here spares the leader a timer.
-		_, _ = p.client.Revoke(ctx, p.lease)
+		_, _ = p.leaser.Revoke(ctx, p.lease)
 		p.lease = 0
 	}
 	if resp.Deleted == 0 {

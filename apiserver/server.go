@@ -117,7 +117,7 @@ func customize(config *app.Config, s *settings, backend *storage.Backend) error 
 	}
 	config.KubeAPIs.Extra.EndpointReconcilerConfig.Interval = peerInterval
 	config.KubeAPIs.Extra.EndpointReconcilerConfig.Reconciler = reconcilers.NewLeaseEndpointReconciler(
-		reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()), newPeerLeases(backend))
+		reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()), newPeerLeases(backend, s.Leaser))
 
 	checks := []healthz.HealthChecker{named("store", backend.Healthy)}
 	for name, check := range s.ReadyChecks {

@@ -54,7 +54,7 @@ func (c leaseClient) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest, 
 
 // LeaseKeepAlive renews the lease of each request that is sent, in order.
 func (c leaseClient) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (grpc.BidiStreamingClient[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse], error) {
-	return &keepAlives{ctx: ctx, b: c.b, sent: make(chan int64), closed: make(chan struct{})}, nil
+	return &keepAlives{ctx: ctx, b: c.b, sent: make(chan int64, 16), closed: make(chan struct{})}, nil
 }
 
 // leased bounds one call and gives its errors as etcd's client would. Nothing
@@ -74,6 +74,7 @@ func (b *Backend) header() *pb.ResponseHeader {
 }
 
 // keepAlives is a stream of renewals: Recv does the work of what Send asked.
+// Send does not wait for it, as a network would not.
 type keepAlives struct {
 	grpc.ClientStream
 	ctx    context.Context
