@@ -13,7 +13,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
-	walfs "github.com/hashicorp/raft-wal/fs"
 	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
@@ -66,8 +65,8 @@ func (f *namedFS) Create(dir, name string, size uint64) (types.WritableFile, err
 	return f.VFS.Create(dir, name, size)
 }
 
-func openWAL(dir string, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
-	l := &walLog{dir: dir, hlog: hlog, log: log}
+func openWAL(dir string, vfs types.VFS, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
+	l := &walLog{dir: dir, vfs: &namedFS{VFS: vfs}, hlog: hlog, log: log}
 	if err := l.open(); err != nil {
 		return nil, err
 	}
@@ -81,7 +80,6 @@ func openWAL(dir string, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
 }
 
 func (l *walLog) open() error {
-	l.vfs = &namedFS{VFS: walfs.New()}
 	l.meta = &metadb.BoltMetaDB{}
 	fail := func(err error) error {
 		l.meta.Close()

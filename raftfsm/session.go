@@ -113,10 +113,11 @@ func (ss sessions) encode(b []byte) []byte {
 var errSessions = errors.New("malformed sessions")
 
 func decodeSessions(b []byte) (sessions, error) {
+	short := false
 	next := func() uint64 {
 		v, n := binary.Uvarint(b)
 		if n <= 0 {
-			b = nil
+			short = true
 			return 0
 		}
 		b = b[n:]
@@ -143,13 +144,13 @@ func decodeSessions(b []byte) (sessions, error) {
 			last += d
 			s.done[last] = struct{}{}
 		}
-		if p == 0 {
+		if p == 0 || short {
 			return nil, errSessions
 		}
 		ss[p] = s
 	}
-	if len(b) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes too many", errSessions, len(b))
+	if short || len(b) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes left", errSessions, len(b))
 	}
 	return ss, nil
 }

@@ -15,7 +15,7 @@ import (
 // counts them, and 64 entries of 1 MiB would be one request.
 const appendBytes = 4 << 20
 
-var errWithheld = errors.New("heartbeat withheld: this peer's disk hangs")
+var errWithheld = errors.New("withheld, since the disk of this peer hangs")
 
 // Dial is raft's way to another peer.
 func (l *raftLayer) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
@@ -73,7 +73,11 @@ func (t *transport) Consumer() <-chan raft.RPC { return t.in }
 // note the contact: same term, and this peer a follower. raft's handler would
 // otherwise set term and role from another goroutine, under the main loop's feet.
 func (t *transport) SetHeartbeatHandler(fast func(raft.RPC)) {
-	t.NetworkTransport.SetHeartbeatHandler(func(r raft.RPC) {
+	t.NetworkTransport.SetHeartbeatHandler(t.heartbeats(fast))
+}
+
+func (t *transport) heartbeats(fast func(raft.RPC)) func(raft.RPC) {
+	return func(r raft.RPC) {
 		if a, ok := r.Command.(*raft.AppendEntriesRequest); ok {
 			if term, state := t.role(); a.Term == term && state == raft.Follower {
 				fast(r)
@@ -85,11 +89,7 @@ func (t *transport) SetHeartbeatHandler(fast func(raft.RPC)) {
 		case <-t.stop:
 			r.Respond(nil, raft.ErrTransportShutdown)
 		}
-	})
-}
-
-func isHeartbeat(a *raft.AppendEntriesRequest) bool {
-	return len(a.Entries) == 0 && a.PrevLogEntry == 0 && a.LeaderCommitIndex == 0
+	}
 }
 
 // trim drops the entries that are too many for one request. raft reads the request again
@@ -107,7 +107,8 @@ func trim(a *raft.AppendEntriesRequest) {
 
 // AppendEntries sends one request, capped in bytes.
 func (t *transport) AppendEntries(id raft.ServerID, addr raft.ServerAddress, a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	if isHeartbeat(a) && t.disk.stalled.Load() {
+	// Not heartbeats alone: what replication sends every CommitTimeout counts as contact as well.
+	if t.disk.stalled.Load() {
 		return errWithheld
 	}
 	trim(a)
@@ -124,12 +125,18 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, addr raft.ServerAddr
 	if err != nil {
 		return nil, err
 	}
-	return cappedPipeline{p}, nil
+	return cappedPipeline{p, t.disk}, nil
 }
 
-type cappedPipeline struct{ raft.AppendPipeline }
+type cappedPipeline struct {
+	raft.AppendPipeline
+	disk *diskWatch
+}
 
 func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	if p.disk.stalled.Load() {
+		return nil, errWithheld
+	}
 	trim(a)
 	return p.AppendPipeline.AppendEntries(a, resp)
 }

@@ -1,0 +1,254 @@
+package raftfsm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/hashicorp/raft"
+	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/metadb"
+	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
+)
+
+var errIO error = syscall.EIO
+
+func entries(from, to uint64, size int) []*raft.Log {
+	var es []*raft.Log
+	for i := from; i <= to; i++ {
+		es = append(es, &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: fmt.Appendf(make([]byte, 0, size+10), "%0*d", size, i)})
+	}
+	return es
+}
+
+func openTestWAL(t *testing.T, dir string) *walLog {
+	t.Helper()
+	return openTestWALOn(t, dir, walfs.New())
+}
+
+func openTestWALOn(t *testing.T, dir string, vfs types.VFS) *walLog {
+	t.Helper()
+	w, err := openWAL(dir, vfs, newHLog(quiet(t), "wal"), quiet(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.close() })
+	return w
+}
+
+func (l *walLog) check(t *testing.T, last uint64) {
+	t.Helper()
+	if got, err := l.LastIndex(); err != nil || got != last {
+		t.Fatalf("last index %d, %v; want %d", got, err, last)
+	}
+	first, err := l.FirstIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := first; i <= last && last > 0; i++ {
+		var e raft.Log
+		if err := l.GetLog(i, &e); err != nil || e.Index != i {
+			t.Fatalf("entry %d: %v, %d", i, err, e.Index)
+		}
+	}
+}
+
+// fullFS fails writes while it is full, after some of each write went through.
+type fullFS struct {
+	types.VFS
+	full atomic.Bool
+}
+
+type fullFile struct {
+	types.WritableFile
+	fs *fullFS
+}
+
+func (f *fullFS) wrap(w types.WritableFile, err error) (types.WritableFile, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &fullFile{w, f}, nil
+}
+func (f *fullFS) Create(dir, name string, size uint64) (types.WritableFile, error) {
+	if f.full.Load() {
+		return nil, fmt.Errorf("create %s: %w", name, syscall.ENOSPC)
+	}
+	return f.wrap(f.VFS.Create(dir, name, size))
+}
+func (f *fullFS) OpenWriter(dir, name string) (types.WritableFile, error) {
+	return f.wrap(f.VFS.OpenWriter(dir, name))
+}
+
+func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
+	if f.fs.full.Load() {
+		n, _ := f.WritableFile.WriteAt(b[:len(b)/2], off)
+		return n, syscall.ENOSPC
+	}
+	return f.WritableFile.WriteAt(b, off)
+}
+
+// A full disk fails appends, loses nothing that was acknowledged, and appends go on once there is space, without a restart.
+func TestLogGoesOnAfterAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	disk := &fullFS{VFS: walfs.New()}
+	w := openTestWALOn(t, dir, disk)
+	if err := w.StoreLogs(entries(1, 10, 100)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		disk.full.Store(true)
+		for range 2 {
+			last, err := w.LastIndex()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.StoreLogs(entries(last+1, last+5, 100)); !errors.Is(err, syscall.ENOSPC) {
+				t.Fatalf("append on a full disk: %v", err)
+			}
+			w.check(t, last)
+		}
+		disk.full.Store(false)
+		last, err := w.LastIndex()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.StoreLogs(entries(last+1, last+5, 100)); err != nil {
+			t.Fatal(err)
+		}
+		w.check(t, last+5)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	openTestWAL(t, dir).check(t, 25)
+}
+
+// The disk is full when the log wants a new segment: raft-wal only logs that, and then refuses appends.
+func TestLogGoesOnAfterAFailedRotation(t *testing.T) {
+	dir := t.TempDir()
+	disk := &fullFS{VFS: walfs.New()}
+	w := openTestWALOn(t, dir, disk)
+	next := uint64(1)
+	failed := 0
+	for range 80 { // 40 MiB in segments of 16 MiB
+		disk.full.Store(false)
+		err := w.StoreLogs(entries(next, next, 1<<19))
+		if err == nil {
+			next++
+			// Full exactly while the rotation that may follow is under way.
+			disk.full.Store(true)
+			continue
+		}
+		failed++
+	}
+	disk.full.Store(false)
+	if err := w.StoreLogs(entries(next, next, 100)); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t, next)
+	if failed > 10 {
+		t.Errorf("%d appends failed although there was space", failed)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	openTestWAL(t, dir).check(t, next)
+}
+
+// The process ended after a segment was sealed and before the metadata said so; raft-wal 0.4.0 alone would refuse
+// every append from then on.
+func TestSealedTailIsTakenUp(t *testing.T) {
+	dir := t.TempDir()
+	w := openTestWAL(t, dir)
+	var next uint64 = 1
+	for { // up to the first rotation
+		if err := w.StoreLogs(entries(next, next, 1<<19)); err != nil {
+			t.Fatal(err)
+		}
+		next++
+		files, err := filepath.Glob(filepath.Join(dir, "*.wal"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) > 1 {
+			break
+		}
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	// Take the rotation back in the metadata, as if it had not been reached.
+	meta := &metadb.BoltMetaDB{}
+	st, err := meta.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range st.Segments[1:] {
+		if err := os.Remove(filepath.Join(dir, segment.FileName(s))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st.Segments = st.Segments[:1]
+	tail := &st.Segments[0]
+	last := tail.MaxIndex
+	var zero types.SegmentInfo
+	tail.SealTime, tail.MaxIndex, tail.IndexStart = zero.SealTime, 0, 0
+	st.NextSegmentID = tail.ID + 1
+	if err := meta.CommitState(st); err != nil {
+		t.Fatal(err)
+	}
+	if err := meta.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w = openTestWAL(t, dir)
+	w.check(t, last)
+	if err := w.StoreLogs(entries(last+1, last+3, 100)); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t, last+3)
+}
+
+func TestLogStoreCache(t *testing.T) {
+	w := openTestWAL(t, t.TempDir())
+	s := newLogStore(w, &diskWatch{calls: map[uint64]diskCall{}, log: quiet(t)}, func(err error) { t.Error(err) })
+	if err := s.StoreLogs(entries(1, 2000, 10)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DeleteRange(1990, 2000); err != nil {
+		t.Fatal(err)
+	}
+	repl := entries(1990, 1995, 10)
+	for _, e := range repl {
+		e.Term = 7
+	}
+	if err := s.StoreLogs(repl); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DeleteRange(1, 100); err != nil {
+		t.Fatal(err)
+	}
+	for i := uint64(101); i <= 1995; i++ {
+		var e raft.Log
+		if err := s.GetLog(i, &e); err != nil || e.Index != i || (e.Term == 7) != (i >= 1990) {
+			t.Fatalf("entry %d: %v, index %d, term %d", i, err, e.Index, e.Term)
+		}
+	}
+	var e raft.Log
+	for _, i := range []uint64{100, 1996} {
+		if err := s.GetLog(i, &e); !errors.Is(err, raft.ErrLogNotFound) {
+			t.Fatalf("entry %d that is gone: %v", i, err)
+		}
+	}
+	if err := s.StoreLogs(entries(1996, 2100, 1<<19)); err != nil {
+		t.Fatal(err)
+	}
+	if s.bytes > cacheBytes+1<<19+10 {
+		t.Errorf("the cache holds %d bytes", s.bytes)
+	}
+}
