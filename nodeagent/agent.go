@@ -84,7 +84,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.volumes = volumes.New(filepath.Join(cfg.RootDir, "pods"), cfg.Client, a.facts, cfg.Logger)
 	a.probes = &probes.Manager{Exec: a.runtime, Changed: a.poke, Unhealthy: a.unhealthy}
-	a.status = status.NewManager(cfg.Client, cfg.Logger, a.podTold)
+	a.status = status.NewManager(cfg.Client, cfg.Logger, a.podAnswered)
 	a.importer = &images.Importer{Dirs: []string{cfg.SystemImages, cfg.ImagesDir}, StateFile: filepath.Join(cfg.RootDir, "imported-images.json"),
 		Images: a.runtime, Log: cfg.Logger, Imported: a.imported, Failed: a.importFailed}
 	if a.node, err = node.New(node.Config{
@@ -165,8 +165,8 @@ func (a *Agent) watch(ctx context.Context, wg *sync.WaitGroup) func() bool {
 	podFactory := informers.NewSharedInformerFactoryWithOptions(a.cfg.Client, 0, own("spec.nodeName"))
 	podInformer := podFactory.Core().V1().Pods().Informer()
 	reg, err := podInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { a.podSeen(o.(*v1.Pod)) },
-		UpdateFunc: func(_, o any) { a.podSeen(o.(*v1.Pod)) },
+		AddFunc:    func(o any) { a.podTold(o.(*v1.Pod)) },
+		UpdateFunc: func(_, o any) { a.podTold(o.(*v1.Pod)) },
 		DeleteFunc: func(o any) {
 			if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
 				o = t.Obj
@@ -206,16 +206,22 @@ func (a *Agent) watch(ctx context.Context, wg *sync.WaitGroup) func() bool {
 
 func (a *Agent) servicesKnown() bool { return a.servicesSynced.Load() }
 
-// podSeen takes a pod from the watch.
-func (a *Agent) podSeen(p *v1.Pod) {
+// podAnswered takes a pod from the API's answer to a status sent. It may come
+// after the pod was removed, and must not bring it back.
+func (a *Agent) podAnswered(p *v1.Pod) {
+	a.mu.Lock()
+	w := a.workers[p.UID]
+	a.mu.Unlock()
+	if w != nil && !w.isGone() {
+		w.told(a.pods.told(p))
+	}
+}
+
+// podTold takes a pod from the watch.
+func (a *Agent) podTold(p *v1.Pod) {
 	if p.Spec.NodeName != a.cfg.NodeName {
 		return
 	}
-	a.podTold(p)
-}
-
-// podTold takes what the API told of a pod, by watch or in an answer.
-func (a *Agent) podTold(p *v1.Pod) {
 	a.mu.Lock()
 	w := a.workers[p.UID]
 	fresh := w == nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -16,12 +17,14 @@ import (
 const (
 	objectTTL     = 10 * time.Second
 	objectTimeout = 10 * time.Second
+	objectKept    = 6 * time.Hour // for times when the API cannot be reached
 )
 
 // objects gets the ConfigMaps and Secrets that pods name. A node may read one
 // only while a pod bound to it names it, so there is no watch over all. It
 // keeps them for objectTTL, which makes one request of what the containers
-// of many pods ask at the same time. Failures are not kept.
+// of many pods ask at the same time, and longer for times without the API.
+// Failures are not kept.
 type objects struct {
 	client kubernetes.Interface
 	mu     sync.Mutex
@@ -68,13 +71,19 @@ func (o *objects) get(ctx context.Context, key string, fetch func(context.Contex
 	defer cancel()
 	v, err := fetch(ctx)
 	if err != nil {
+		if ok && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			return h.value, nil // a container restarts on what it had while the API is away
+		}
+		o.mu.Lock()
+		delete(o.have, key)
+		o.mu.Unlock()
 		return nil, fmt.Errorf("get %s: %w", key, err)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
 	for k, h := range o.have {
-		if now.Sub(h.at) > objectTTL {
+		if now.Sub(h.at) > objectKept {
 			delete(o.have, k)
 		}
 	}

@@ -86,7 +86,9 @@ func (s *podSource) LogPath(ctx context.Context, pod *v1.Pod, container string, 
 		return "", err
 	}
 	n := 0
-	if previous {
+	// While a container waits for its restart, the instance that ended last is
+	// both the newest and the previous one, as its status says.
+	if previous && !waitsAfter(pod, container, list) {
 		n = 1
 	}
 	if len(list) <= n {
@@ -100,6 +102,20 @@ func (s *podSource) LogPath(ctx context.Context, pod *v1.Pod, container string, 
 		return "", fmt.Errorf("status of container %s in pod %s/%s: %w", container, pod.Namespace, pod.Name, err)
 	}
 	return st.Status.LogPath, nil
+}
+
+func waitsAfter(pod *v1.Pod, container string, list []*runtimeapi.Container) bool {
+	if len(list) == 0 || list[0].State != runtimeapi.ContainerState_CONTAINER_EXITED {
+		return false
+	}
+	for _, l := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, s := range l {
+			if s.Name == container {
+				return s.State.Waiting != nil && s.LastTerminationState.Terminated != nil
+			}
+		}
+	}
+	return false
 }
 
 func sortNewestFirst(list []*runtimeapi.Container) {

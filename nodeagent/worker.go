@@ -45,6 +45,8 @@ type worker struct {
 	refreshed time.Time
 	refresh   bool // under way
 	failures  map[pods.Kind]int
+
+	backoffTold map[string]time.Time // by container name
 }
 
 func newWorker(a *Agent, ref cri.Ref) *worker {
@@ -55,7 +57,7 @@ func newWorker(a *Agent, ref cri.Ref) *worker {
 			StoppedBoxes: map[string]bool{}, ImageReady: map[string]bool{}, Pulling: map[string]bool{}, Starting: map[string]bool{},
 			Stopping: map[string]time.Time{}, Holds: map[string]pods.Hold{}, Crashes: map[string]pods.Crash{},
 		},
-		images: map[string]*runtimeapi.Image{}, failures: map[pods.Kind]int{}, born: time.Now(),
+		images: map[string]*runtimeapi.Image{}, failures: map[pods.Kind]int{}, born: time.Now(), backoffTold: map[string]time.Time{},
 	}
 }
 
@@ -70,7 +72,7 @@ func (w *worker) poke() {
 func (w *worker) told(pod *v1.Pod) {
 	w.mu.Lock()
 	changed := w.pod != nil && (!maps.Equal(w.pod.Labels, pod.Labels) || !maps.Equal(w.pod.Annotations, pod.Annotations))
-	w.pod, w.gone = pod, false
+	w.pod = pod // gone stays: a UID does not come back
 	if changed {
 		w.refreshed = time.Time{} // the downward API shows them
 	}
@@ -118,6 +120,12 @@ func (w *worker) endLocked(grace time.Duration) {
 		s.Since, s.Grace = now, grace
 		w.stop = &s
 	}
+}
+
+func (w *worker) isGone() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gone
 }
 
 // fail ends the pod as failed.
@@ -297,10 +305,22 @@ func (w *worker) publish(in pods.Input, d pods.Decision) {
 	w.a.pods.computed(w.ref.UID, st)
 	w.a.status.Set(in.Pod, st)
 	for name, h := range d.Waiting {
-		if h.Reason == "CrashLoopBackOff" {
+		if h.Reason == "CrashLoopBackOff" && w.tellAgain(name) {
 			w.a.event(in.Pod, v1.EventTypeWarning, "BackOff", "Back-off restarting failed container "+name+" in pod "+in.Pod.Name+"_"+in.Pod.Namespace+"("+string(in.Pod.UID)+")")
 		}
 	}
+}
+
+// tellAgain says whether it is time to tell again that a container waits for
+// its restart: what is told too often is dropped with the rest.
+func (w *worker) tellAgain(container string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.backoffTold[container]) < 15*time.Second {
+		return false
+	}
+	w.backoffTold[container] = time.Now()
+	return true
 }
 
 // refreshVolumes brings volumes up to date, aside, when it is time.

@@ -32,6 +32,9 @@ func Restartable(c *v1.Container) bool {
 // ShouldRestart says whether a container whose last instance ended is to be
 // started again.
 func ShouldRestart(pod *v1.Pod, c *v1.Container, last *Container) bool {
+	if last.Hash != "" && last.Hash != SpecHash(c) {
+		return true // what was asked for has not run yet
+	}
 	for _, r := range c.RestartPolicyRules {
 		if r.ExitCodes == nil || r.Action != v1.ContainerRestartRuleActionRestart {
 			continue
