@@ -9,6 +9,7 @@ import (
 
 	"github.com/tripod-cluster/tripod/dataplane"
 	"github.com/tripod-cluster/tripod/dataplane/iptables"
+	"github.com/tripod-cluster/tripod/dataplane/ipvs"
 )
 
 // The modes.
@@ -35,6 +36,9 @@ func Open(o Options) (dataplane.Backend, error) {
 	case IPTables:
 		return iptables.New(iptables.Config{ClusterCIDRs: o.ClusterCIDRs, MasqueradeBit: o.MasqueradeBit,
 			MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses, Logger: o.Logger})
+	case IPVS:
+		return ipvs.New(ipvs.Config{Scheduler: o.Scheduler, ClusterCIDRs: o.ClusterCIDRs, MasqueradeBit: o.MasqueradeBit,
+			MasqueradeAll: o.MasqueradeAll, NodePortAddresses: o.NodePortAddresses, Logger: o.Logger})
 	}
 	return nil, fmt.Errorf("unknown service mode %q: choose %s or %s", o.Mode, IPTables, IPVS)
 }
@@ -46,7 +50,7 @@ func Others(o Options) ([]dataplane.Backend, error) {
 	var errs []error
 	chosen := o.Mode
 	for _, m := range []string{IPTables, IPVS} {
-		if m == chosen {
+		if m == chosen || (m == IPVS && !ipvs.Present()) {
 			continue
 		}
 		o.Mode = m
