@@ -278,7 +278,12 @@ func (a *Agent) admission(p *v1.Pod) *refusal {
 // nodeForAdmission is the Node with what this host has now.
 func (a *Agent) nodeForAdmission() *v1.Node {
 	n := a.node.Node().DeepCopy()
-	n.Status.Allocatable = a.node.Allocatable()
+	for name, q := range a.node.Allocatable() {
+		if n.Status.Allocatable == nil {
+			n.Status.Allocatable = v1.ResourceList{}
+		}
+		n.Status.Allocatable[name] = q
+	}
 	return n
 }
 

@@ -29,8 +29,8 @@ func (a *Agent) summary(ctx context.Context) (*statsapi.Summary, error) {
 		l := s.GetAttributes().GetLabels()
 		uid := types.UID(l[ktypes.KubernetesPodUIDLabel])
 		name := l[ktypes.KubernetesContainerNameLabel]
-		if uid == "" || name == "" {
-			continue
+		if uid == "" || name == "" || s.GetMemory().GetWorkingSetBytes() == nil {
+			continue // an instance that has ended uses nothing
 		}
 		ps := pods[uid]
 		if ps == nil {

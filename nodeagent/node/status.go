@@ -81,12 +81,17 @@ func meminfo(field string) (int64, error) {
 // status fills in n's status from the host.
 func (m *Manager) status(ctx context.Context, n *v1.Node) {
 	s := &n.Status
-	s.Capacity, s.Allocatable = m.capacity.DeepCopy(), m.Allocatable()
-	for name, q := range n.Status.Capacity {
-		if _, ok := m.capacity[name]; !ok { // an extended resource someone else put there
-			s.Capacity[name] = q
+	capacity, allocatable := m.capacity.DeepCopy(), m.Allocatable()
+	for name, q := range s.Capacity {
+		if strings.Contains(string(name), "/") { // an extended resource, which someone else put there
+			capacity[name] = q
+			allocatable[name] = q
+			if a, ok := s.Allocatable[name]; ok {
+				allocatable[name] = a
+			}
 		}
 	}
+	s.Capacity, s.Allocatable = capacity, allocatable
 	s.DaemonEndpoints.KubeletEndpoint.Port = m.cfg.DaemonPort
 	s.Addresses = nil
 	for _, ip := range m.cfg.IPs() {
