@@ -56,7 +56,7 @@ func NewClient(c ClientConfig) *Client {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	tc := &tls.Config{RootCAs: c.Roots, ServerName: ServerName, MinVersion: tls.VersionTLS12}
+	tc := &tls.Config{RootCAs: c.Roots, ServerName: ServerName, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	if c.Certificate != nil {
 		tc.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			crt, err := c.Certificate()
@@ -69,9 +69,15 @@ func NewClient(c ClientConfig) *Client {
 	return &Client{
 		set: c.Set, log: c.Logger, tls: tc,
 		transport: &http.Transport{
-			DialContext:           c.Set.DialContext,
+			DialContext: c.Set.DialContext,
+			// The handshake is part of finding a peer that answers.
+			DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return c.Set.dial(ctx, func(ctx context.Context, raw net.Conn) (net.Conn, error) {
+					t := tls.Client(raw, tc)
+					return t, t.HandshakeContext(ctx)
+				})
+			},
 			TLSClientConfig:       tc,
-			TLSHandshakeTimeout:   3 * time.Second,
 			ForceAttemptHTTP2:     true,
 			MaxIdleConnsPerHost:   4,
 			IdleConnTimeout:       90 * time.Second,
@@ -153,11 +159,13 @@ func (c *Client) Check(ctx context.Context) {
 func (c *Client) ready(ctx context.Context, peer string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
+	tc := c.tls.Clone()
+	tc.NextProtos = []string{"http/1.1"}
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", peer)
 		},
-		TLSClientConfig:   c.tls.Clone(),
+		TLSClientConfig:   tc,
 		DisableKeepAlives: true,
 	}
 	defer t.CloseIdleConnections()

@@ -14,6 +14,8 @@ const (
 	// dialTimeout bounds one peer's TCP handshake; on one network it takes
 	// under a millisecond, or never ends.
 	dialTimeout = 2 * time.Second
+	// handshakeTimeout bounds one peer's TLS handshake.
+	handshakeTimeout = 3 * time.Second
 	// nextDialAfter is how long a silent peer delays the attempt at the next.
 	nextDialAfter = 500 * time.Millisecond
 	// userTimeout is how long written bytes may stay unacknowledged before the
@@ -40,11 +42,17 @@ func (c *conn) Close() error {
 // tried first; when it refuses, or is silent for half a second, the next is
 // tried beside it, and the first to answer becomes the current one.
 func (s *Set) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	return s.dial(ctx, func(_ context.Context, c net.Conn) (net.Conn, error) { return c, nil })
+}
+
+// dial is DialContext for connections that have answered only once shake, a
+// handshake over them, has succeeded.
+func (s *Set) dial(ctx context.Context, shake func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
 	list := s.Candidates()
 	if len(list) == 0 {
 		return nil, ErrNone
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout+time.Duration(len(list))*nextDialAfter)
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout+handshakeTimeout+time.Duration(len(list))*nextDialAfter)
 	defer cancel()
 
 	type result struct {
@@ -58,8 +66,7 @@ func (s *Set) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 		peer := list[started]
 		started++
 		go func() {
-			d := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}}
-			c, err := d.DialContext(ctx, "tcp", peer)
+			c, err := s.attempt(ctx, peer, shake)
 			results <- result{c, peer, err}
 		}()
 	}
@@ -81,7 +88,13 @@ func (s *Set) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 						}
 					}()
 				}
-				return s.adopt(r.c, r.peer), nil
+				s.mu.Lock()
+				s.current = r.peer
+				if s.bad == r.peer {
+					s.bad = ""
+				}
+				s.mu.Unlock()
+				return r.c, nil
 			}
 			errs = append(errs, r.err)
 			if started < len(list) {
@@ -99,7 +112,26 @@ func (s *Set) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-func (s *Set) adopt(c net.Conn, peer string) net.Conn {
+// attempt connects to one peer.
+func (s *Set) attempt(ctx context.Context, peer string, shake func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}}
+	raw, err := d.DialContext(ctx, "tcp", peer)
+	if err != nil {
+		return nil, err
+	}
+	c := s.track(raw, peer)
+	hctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	up, err := shake(hctx, c)
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("peer %s: %w", peer, err)
+	}
+	return up, nil
+}
+
+// track makes a connection one that the Set can close.
+func (s *Set) track(c net.Conn, peer string) net.Conn {
 	if tc, ok := c.(*net.TCPConn); ok {
 		if raw, err := tc.SyscallConn(); err == nil {
 			// Without it a dead peer holds a connection for as long as the
@@ -112,10 +144,6 @@ func (s *Set) adopt(c net.Conn, peer string) net.Conn {
 	pc := &conn{Conn: c, set: s, peer: peer}
 	s.mu.Lock()
 	s.conns[pc] = struct{}{}
-	s.current = peer
-	if s.bad == peer {
-		s.bad = ""
-	}
 	s.mu.Unlock()
 	return pc
 }

@@ -8,10 +8,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
+
+	"github.com/tripod-cluster/tripod/pki"
 )
 
 // DefaultPort is the port of the Kubernetes API on every peer.
@@ -197,22 +198,8 @@ func (s *Set) save() error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(s.path), ".peers-*")
-	if err != nil {
-		return fmt.Errorf("write the list of API peers: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	if _, err = tmp.Write(append(b, '\n')); err == nil {
-		err = tmp.Sync()
-	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), s.path)
-	}
-	if err != nil {
-		return fmt.Errorf("write the list of API peers %s: %w", s.path, err)
+	if err := pki.WriteFile(s.path, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("keep the list of API peers: %w", err)
 	}
 	return nil
 }
