@@ -1,0 +1,243 @@
+package scheduling
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tripod-cluster/tripod/scheduling/cluster"
+	. "github.com/tripod-cluster/tripod/scheduling/schedtest"
+)
+
+func label(k, v string) func(*corev1.Node) { return func(n *corev1.Node) { n.Labels[k] = v } }
+
+func taint(k string, e corev1.TaintEffect) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: k, Effect: e}) }
+}
+
+func hostPort(port int32, ip string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports, corev1.ContainerPort{HostPort: port, HostIP: ip, ContainerPort: port})
+	}
+}
+
+func antiAffine(app string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}}}}
+	}
+}
+
+func affine(app string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			TopologyKey: corev1.LabelTopologyZone, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}}}}
+	}
+}
+
+func spread(skew int32, key, app string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: skew, TopologyKey: key, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}}
+	}
+}
+
+// TestDecide: which nodes a pod may go to, or why there is none.
+func TestDecide(t *testing.T) {
+	app := func(a string) func(*corev1.Pod) { return Labels(map[string]string{"app": a}) }
+	for _, c := range []struct {
+		name  string
+		nodes []*corev1.Node
+		pods  []*corev1.Pod
+		pod   *corev1.Pod
+		claim *corev1.PersistentVolumeClaim
+		pv    *corev1.PersistentVolume
+		want  string // nodes it may go to, or the refusal
+	}{
+		{name: "no nodes", pod: Pod("p", "1", "1Gi"), want: "no nodes available to schedule pods"},
+		{name: "no room for cpu or memory", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "4", "1Gi"), Node("c", "1", "4Gi")}, pod: Pod("p", "2", "2Gi"),
+			want: "0/3 nodes are available: 2 Insufficient cpu, 1 Insufficient memory."},
+		{name: "room taken by others", nodes: []*corev1.Node{Node("a", "2", "4Gi"), Node("b", "2", "4Gi")}, pods: []*corev1.Pod{Pod("x", "1500m", "", On("a"))},
+			pod: Pod("p", "1", ""), want: "b"},
+		{name: "exactly enough", nodes: []*corev1.Node{Node("a", "2", "4Gi")}, pods: []*corev1.Pod{Pod("x", "1500m", "", On("a"))}, pod: Pod("p", "500m", "4Gi"), want: "a"},
+		{name: "ended init containers count at their maximum", nodes: []*corev1.Node{Node("a", "2", "4Gi")}, pod: Pod("p", "500m", "", func(p *corev1.Pod) {
+			p.Spec.InitContainers = Pod("i", "3", "").Spec.Containers
+		}), want: "0/1 nodes are available: 1 Insufficient cpu."},
+		{name: "too many pods", nodes: []*corev1.Node{Node("a", "2", "4Gi", func(n *corev1.Node) { n.Status.Allocatable["pods"] = n.Status.Allocatable["cpu"] })},
+			pods: []*corev1.Pod{Pod("x", "", "", On("a")), Pod("y", "", "", On("a"))}, pod: Pod("p", "", ""), want: "0/1 nodes are available: 1 Too many pods."},
+		{name: "unknown device", nodes: []*corev1.Node{Node("a", "2", "4Gi")}, pod: Pod("p", "", "", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests["example.com/gpu"] = *Node("", "1", "").Status.Allocatable.Cpu()
+		}), want: "0/1 nodes are available: 1 Insufficient example.com/gpu."},
+		{name: "node selector", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "1", "1Gi", label("disk", "ssd"))},
+			pod: Pod("p", "", "", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }), want: "b"},
+		{name: "taints", nodes: []*corev1.Node{Node("a", "1", "1Gi", taint("x", corev1.TaintEffectNoSchedule)), Node("b", "1", "1Gi", taint("x", corev1.TaintEffectNoExecute)), Node("c", "1", "1Gi", taint("x", corev1.TaintEffectPreferNoSchedule))},
+			pod: Pod("p", "", ""), want: "c"},
+		{name: "taints tolerated", nodes: []*corev1.Node{Node("a", "1", "1Gi", taint("x", corev1.TaintEffectNoSchedule)), Node("b", "1", "1Gi", taint("y", corev1.TaintEffectNoSchedule))},
+			pod: Pod("p", "", "", func(p *corev1.Pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Key: "x", Operator: corev1.TolerationOpExists}}
+			}), want: "a"},
+		{name: "cordoned", nodes: []*corev1.Node{Node("a", "1", "1Gi", func(n *corev1.Node) { n.Spec.Unschedulable = true }), Node("b", "4", "1Gi")},
+			pod: Pod("p", "8", ""), want: "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable."},
+		{name: "host port taken", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "1", "1Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), hostPort(80, ""))},
+			pod: Pod("p", "", "", hostPort(80, "127.0.0.1")), want: "b"},
+		{name: "host port on another address", nodes: []*corev1.Node{Node("a", "1", "1Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), hostPort(80, "192.0.2.1"))},
+			pod: Pod("p", "", "", hostPort(80, "127.0.0.1")), want: "a"},
+		{name: "anti-affinity of its own", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "1", "1Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), app("w"))},
+			pod: Pod("p", "", "", antiAffine("w")), want: "b"},
+		{name: "anti-affinity of another", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "1", "1Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), antiAffine("w"))},
+			pod: Pod("p", "", "", app("w")), want: "b"},
+		{name: "affinity", nodes: []*corev1.Node{Node("a", "1", "1Gi", label(corev1.LabelTopologyZone, "1")), Node("b", "1", "1Gi", label(corev1.LabelTopologyZone, "1")), Node("c", "1", "1Gi", label(corev1.LabelTopologyZone, "2"))},
+			pods: []*corev1.Pod{Pod("x", "", "", On("a"), app("db"))}, pod: Pod("p", "", "", affine("db")), want: "a b"},
+		{name: "affinity to nobody", nodes: []*corev1.Node{Node("a", "1", "1Gi", label(corev1.LabelTopologyZone, "1"))},
+			pod: Pod("p", "", "", affine("db")), want: "0/1 nodes are available: 1 node(s) didn't match pod affinity rules."},
+		{name: "affinity to itself, the first", nodes: []*corev1.Node{Node("a", "1", "1Gi", label(corev1.LabelTopologyZone, "1")), Node("b", "1", "1Gi")},
+			pod: Pod("p", "", "", app("db"), affine("db")), want: "a"},
+		{name: "spread", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), app("w"))},
+			pod: Pod("p", "", "", app("w"), spread(1, corev1.LabelHostname, "w")), want: "b"},
+		{name: "spread within the skew", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pods: []*corev1.Pod{Pod("x", "", "", On("a"), app("w"))},
+			pod: Pod("p", "", "", app("w"), spread(2, corev1.LabelHostname, "w")), want: "a b"},
+		{name: "spread without the label", nodes: []*corev1.Node{Node("a", "9", "9Gi")}, pod: Pod("p", "", "", app("w"), spread(1, "rack", "w")),
+			want: "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints (missing required label)."},
+		{name: "claim missing", nodes: []*corev1.Node{Node("a", "9", "9Gi")}, pod: Pod("p", "", "", claims("c")), want: `0/1 nodes are available: persistentvolumeclaim "c" not found.`},
+		{name: "claim bound to a volume of one node", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pod: Pod("p", "", "", claims("c")),
+			claim: &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}},
+			pv: &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}}}}, want: "b"},
+		{name: "node name", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pod: Pod("p", "", "", On("b")), want: "b"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v := NewView(c.nodes, c.pods...)
+			v.Namespaces = map[string]labels.Set{"default": {}}
+			if c.claim != nil {
+				v.Claims = map[string]*corev1.PersistentVolumeClaim{"default/c": c.claim}
+				v.Volumes = map[string]*corev1.PersistentVolume{"v": c.pv}
+			}
+			if got := verdict(cluster.NewPod(c.pod), v); got != c.want {
+				t.Errorf("got  %s\nwant %s", got, c.want)
+			}
+		})
+	}
+}
+
+func claims(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}}
+	}
+}
+
+// verdict lists the nodes that no filter refuses, or the refusal.
+func verdict(p *cluster.Pod, v *View) string {
+	_, refusal := decide(p, v, 0)
+	if refusal != nil {
+		return refusal.String()
+	}
+	var fit []string
+nodes:
+	for _, n := range v.Nodes() {
+		for _, f := range filters {
+			fits, r := f.Prepare(p, v)
+			if r != nil || fits != nil && fits(n) != nil {
+				continue nodes
+			}
+		}
+		fit = append(fit, n.Name)
+	}
+	return strings.Join(fit, " ")
+}
+
+// TestReplicasSpread: replicas of one owner go to different nodes while there is
+// one without, whatever else stands there.
+func TestReplicasSpread(t *testing.T) {
+	for seed := range uint64(50) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var nodes []*corev1.Node
+		for i := range 3 + r.IntN(6) {
+			nodes = append(nodes, Node(fmt.Sprint("n", i), "16", "32Gi"))
+		}
+		v := NewView(nodes)
+		for i := range r.IntN(20) {
+			v.Assume(cluster.NewPod(Pod(fmt.Sprint("noise", i), "500m", "1Gi")), nodes[r.IntN(len(nodes))].Name)
+		}
+		count := map[string]int{}
+		for i := range 2 * len(nodes) {
+			p := cluster.NewPod(Pod(fmt.Sprint("w", i), "100m", "64Mi", OwnedBy("rs")))
+			n, refusal := decide(p, v, uint64(i))
+			if refusal != nil {
+				t.Fatal(refusal)
+			}
+			v.Assume(p, n.Name)
+			count[n.Name]++
+			least := slices.MinFunc(nodes, func(a, b *corev1.Node) int { return count[a.Name] - count[b.Name] })
+			if count[n.Name]-count[least.Name] > 1 {
+				t.Fatalf("seed %d: %v", seed, count)
+			}
+		}
+	}
+}
+
+// TestClusterSumsEqualRecount: whatever events and assumptions come in whatever
+// order, the running sums equal those counted from scratch.
+func TestClusterSumsEqualRecount(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		c := cluster.New()
+		pods := map[string]*cluster.Pod{}
+		for i := range 12 {
+			n := fmt.Sprint("p", i)
+			pods[n] = cluster.NewPod(Pod(n, fmt.Sprint(r.IntN(900), "m"), fmt.Sprint(r.IntN(900), "Mi")))
+		}
+		for range 300 {
+			name, node := fmt.Sprint("p", r.IntN(12)), fmt.Sprint("n", r.IntN(4))
+			p := pods[name]
+			switch r.IntN(6) {
+			case 0:
+				c.SetNode(Node(node, "4", "8Gi"))
+			case 1:
+				c.RemoveNode(node)
+			case 2:
+				c.Assume(p, node)
+			case 3:
+				q := p.DeepCopy()
+				q.Spec.NodeName = node
+				c.SetPod(cluster.NewPod(q))
+			case 4:
+				c.Forget(p.UID)
+			case 5:
+				c.RemovePod(p.UID)
+			}
+			for _, n := range c.Nodes() {
+				var cpu, mem, k int64
+				for _, q := range n.Pods {
+					cpu, mem, k = cpu+q.Requests.MilliCPU, mem+q.Requests.Memory, k+1
+				}
+				if n.Requested.MilliCPU != cpu || n.Requested.Memory != mem || n.Requested.Pods != k {
+					t.Fatalf("seed %d: node %s says %+v, recount %d %d %d", seed, n.Name, n.Requested, cpu, mem, k)
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	for _, size := range []int{100, 1000, 5000} {
+		b.Run(fmt.Sprint(size, "nodes"), func(b *testing.B) {
+			var nodes []*corev1.Node
+			for i := range size {
+				nodes = append(nodes, Node(fmt.Sprint("n", i), "64", "256Gi"))
+			}
+			v := NewView(nodes)
+			p := cluster.NewPod(Pod("p", "100m", "128Mi", OwnedBy("rs")))
+			for i := 0; b.Loop(); i++ {
+				if _, refusal := decide(p, v, uint64(i)); refusal != nil {
+					b.Fatal(refusal)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,183 @@
+package scheduling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	. "github.com/tripod-cluster/tripod/scheduling/schedtest"
+)
+
+// rig is a scheduler over a fake API whose binding subresource acts: it sets the
+// node, refuses a second binding, and fails as often as told.
+type rig struct {
+	client *fake.Clientset
+	events *record.FakeRecorder
+	mu     sync.Mutex
+	binds  map[string]int
+	fail   int
+}
+
+func start(t *testing.T, objects ...runtime.Object) *rig {
+	t.Helper()
+	r := &rig{client: fake.NewClientset(objects...), events: record.NewFakeRecorder(1000), binds: map[string]int{}}
+	r.client.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "binding" {
+			return false, nil, nil
+		}
+		b := a.(k8stesting.CreateAction).GetObject().(*corev1.Binding)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.fail > 0 {
+			r.fail--
+			return true, nil, errors.New("the store is away")
+		}
+		gvr := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+		o, err := r.client.Tracker().Get(gvr, b.Namespace, b.Name)
+		if err != nil {
+			return true, nil, err
+		}
+		p := o.(*corev1.Pod).DeepCopy()
+		if p.Spec.NodeName != "" {
+			return true, nil, fmt.Errorf("pod %s is bound to %s already", p.Name, p.Spec.NodeName)
+		}
+		p.Spec.NodeName = b.Target.Name
+		r.binds[p.Name]++
+		return true, b, r.client.Tracker().Update(gvr, p, p.Namespace)
+	})
+	s, err := New(Config{Client: r.client, Informers: informers.NewSharedInformerFactory(r.client, 0), Recorder: r.events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	r.eventually(t, "the scheduler runs", func() bool { return s.Health() == nil })
+	return r
+}
+
+func (r *rig) eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func (r *rig) pod(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	p, err := r.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (r *rig) create(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	if _, err := r.client.CoreV1().Pods("default").Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPodsAreBoundOnceAndOnlyWithRoom(t *testing.T) {
+	r := start(t, Node("a", "4", "8Gi"), Node("b", "4", "8Gi"), Pod("early", "1", "1Gi"))
+	for i := range 7 {
+		r.create(t, Pod(fmt.Sprint("p", i), "1", "1Gi"))
+	}
+	r.eventually(t, "all are bound", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.binds) == 8
+	})
+	per := map[string]int{r.pod(t, "early").Spec.NodeName: 1}
+	for i := range 7 {
+		per[r.pod(t, fmt.Sprint("p", i)).Spec.NodeName]++
+	}
+	if per["a"] != 4 || per["b"] != 4 {
+		t.Fatalf("placed %v, want 4 on each", per)
+	}
+	for name, n := range r.binds {
+		if n != 1 {
+			t.Errorf("%s was bound %d times", name, n)
+		}
+	}
+}
+
+// TestAPendingPodSaysWhyAndIsPlacedWhenRoomComes: in an event and in its
+// condition; and it is placed as soon as a pod makes room.
+func TestAPendingPodSaysWhyAndIsPlacedWhenRoomComes(t *testing.T) {
+	r := start(t, Node("a", "2", "8Gi"), Pod("big", "2", "1Gi"))
+	r.eventually(t, "the first is bound", func() bool { return r.pod(t, "big").Spec.NodeName == "a" })
+	r.create(t, Pod("second", "1", "1Gi"))
+	const why = "0/1 nodes are available: 1 Insufficient cpu."
+	r.eventually(t, "the condition says why", func() bool {
+		for _, c := range r.pod(t, "second").Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == "Unschedulable" && c.Message == why {
+				return true
+			}
+		}
+		return false
+	})
+	r.eventually(t, "an event says why", func() bool {
+		select {
+		case e := <-r.events.Events:
+			return strings.Contains(e, "FailedScheduling "+why)
+		default:
+			return false
+		}
+	})
+	if err := r.client.CoreV1().Pods("default").Delete(context.Background(), "big", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually(t, "the second is bound", func() bool { return r.pod(t, "second").Spec.NodeName == "a" })
+}
+
+func TestABindingThatFailsIsTriedAgainAndFreesTheRoom(t *testing.T) {
+	r := start(t, Node("a", "1", "8Gi"))
+	r.mu.Lock()
+	r.fail = 2
+	r.mu.Unlock()
+	r.create(t, Pod("p", "1", "1Gi"))
+	r.eventually(t, "the pod is bound", func() bool { return r.pod(t, "p").Spec.NodeName == "a" })
+}
+
+func TestOthersPodsAreLeftAlone(t *testing.T) {
+	r := start(t, Node("a", "4", "8Gi"))
+	r.create(t, Pod("theirs", "", "", func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }))
+	r.create(t, Pod("gated", "", "", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
+	r.create(t, Pod("ours", "", ""))
+	r.eventually(t, "ours is bound", func() bool { return r.pod(t, "ours").Spec.NodeName == "a" })
+	if p := r.pod(t, "theirs"); p.Spec.NodeName != "" {
+		t.Error("a pod of another scheduler was bound")
+	}
+	p := r.pod(t, "gated")
+	if p.Spec.NodeName != "" {
+		t.Fatal("a gated pod was bound")
+	}
+	p.Spec.SchedulingGates = nil
+	if _, err := r.client.CoreV1().Pods("default").Update(context.Background(), p, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually(t, "the pod is bound once its gate is gone", func() bool { return r.pod(t, "gated").Spec.NodeName == "a" })
+}
