@@ -372,28 +372,67 @@ func (n *Node) transferHere(ctx context.Context, to PeerID) error {
 }
 
 // announce tells the cluster what this peer's configuration says of it, when that differs from what is
-// recorded: its version after an upgrade, its addresses after a move.
+// recorded: its version after an upgrade, its addresses after a move. A peer that no leader talks to asks the
+// others why.
 func (n *Node) announce() {
 	for {
-		who := n.lead.current()
-		want := n.selfMember()
-		pause := 5 * time.Second
-		if rec, ok := n.fsm.member(n.id); ok && who.id != 0 && !rec.equal(want) {
-			ctx, cancel := context.WithTimeout(n.ctx, n.cfg.RequestTimeout)
-			if err := n.AddNonvoter(ctx, want); err != nil && !n.stopping() {
-				n.log.Warn("this peer could not announce its addresses and version", "error", err)
-			} else {
-				pause = 0
+		pause := 2 * time.Second
+		switch who := n.lead.current(); {
+		case who.id != 0:
+			if rec, ok := n.fsm.member(n.id); ok && !rec.equal(n.selfMember()) {
+				ctx, cancel := context.WithTimeout(n.ctx, n.cfg.RequestTimeout)
+				if err := n.AddNonvoter(ctx, n.selfMember()); err != nil && !n.stopping() {
+					n.log.Warn("this peer could not announce its addresses and version", "error", err)
+				}
+				cancel()
 			}
-			cancel()
-		}
-		if pause == 0 {
+		case n.sinceContact() > 4*n.cfg.HeartbeatTimeout:
+			n.seekLeader()
 			pause = time.Second
 		}
 		select {
 		case <-n.stop:
 			return
+		case <-n.lead.current().changed:
+			pause = 0
 		case <-time.After(pause):
 		}
+		if pause == 0 { // the leader changed: let that settle
+			select {
+			case <-n.stop:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}
+}
+
+// seekLeader asks the other members for the leader. They may say that this peer was removed; or the leader
+// does not know where this peer is now, and is told.
+func (n *Node) seekLeader() {
+	ctx, cancel := context.WithTimeout(n.ctx, 2*time.Second)
+	defer cancel()
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		id, err := ParsePeerID(string(s.ID))
+		if err != nil || id == n.id {
+			continue
+		}
+		st, err := n.askStatus(ctx, id)
+		if errors.Is(err, ErrRemoved) {
+			n.wasRemoved()
+			return
+		}
+		self, ok := n.server(n.id)
+		if err != nil || st.Leader == 0 || st.Leader == n.id || !ok || string(self.Address) == n.cfg.AdvertisePeer {
+			continue
+		}
+		b, err := json.Marshal(memberOp{"add", n.selfMember()})
+		if err == nil {
+			_, err = n.rpc.call(ctx, st.Leader, classControl, rpcMember, b)
+		}
+		if err == nil {
+			return
+		}
+		n.log.Warn("the leader could not be told this peer's new address", "leader", st.Leader.String(), "error", err)
 	}
 }

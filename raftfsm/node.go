@@ -152,6 +152,10 @@ func (n *Node) wasRemoved() {
 // serve answers the peer RPC on one connection.
 func (n *Node) serve(c net.Conn, from PeerID) {
 	serveRPC(n.ctx, c, func(ctx context.Context, kind rpcKind, body []byte, done respond) {
+		if n.fsm.isRemoved(from) { // the connection is older than the removal
+			done(nil, ErrRemoved)
+			return
+		}
 		switch kind {
 		case rpcConfirm:
 			done(nil, n.confirmHere(body))
