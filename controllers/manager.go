@@ -143,7 +143,7 @@ func (c *Config) complete() error {
 		return errors.New("no metadata or discovery client: set RestConfig, or Metadata and Discovery")
 	}
 	if (c.Signer == nil) != (len(c.CACert) == 0) {
-		return errors.New("Signer and CACert go together: set both or none")
+		return errors.New("one of Signer and CACert is missing: set both or none")
 	}
 	if c.RootCA == nil {
 		c.RootCA = c.CACert

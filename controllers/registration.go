@@ -1,10 +1,22 @@
 package controllers
 
 import (
+	"github.com/tripod-cluster/tripod/controllers/clusterroleaggregation"
+	"github.com/tripod-cluster/tripod/controllers/csr"
+	"github.com/tripod-cluster/tripod/controllers/deployment"
+	"github.com/tripod-cluster/tripod/controllers/endpoints"
+	"github.com/tripod-cluster/tripod/controllers/endpointslice"
+	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
+	"github.com/tripod-cluster/tripod/controllers/namespace"
+	"github.com/tripod-cluster/tripod/controllers/nodeipam"
+	"github.com/tripod-cluster/tripod/controllers/nodelifecycle"
+	"github.com/tripod-cluster/tripod/controllers/podgc"
 	"github.com/tripod-cluster/tripod/controllers/replicaset"
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
+	"github.com/tripod-cluster/tripod/controllers/tainteviction"
+	"github.com/tripod-cluster/tripod/controllers/tokencleaner"
 )
 
 // registration is one controller in the list.
@@ -34,4 +46,47 @@ var registrations = []registration{
 		},
 	},
 	{name: "replicaset", component: "replicaset-controller", build: plain(replicaset.New)},
+	{name: "deployment", component: "deployment-controller", build: plain(deployment.New)},
+	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
+	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
+	{
+		name: "nodeipam", component: "cidrAllocator",
+		needs: func(c *Config) bool { return c.ClusterCIDR.IsValid() },
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return nodeipam.New(d, q, c.ClusterCIDR, c.NodeCIDRMaskSize)
+		},
+	},
+	{
+		name: "csr", component: "certificate-controller",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return csr.New(d, q, c.Signer, c.CACert, c.SigningDuration)
+		},
+	},
+	{
+		name: "nodelifecycle", component: "node-controller",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return nodelifecycle.New(d, q, c.NodeMonitorGracePeriod)
+		},
+	},
+	{name: "tainteviction", component: "taint-eviction-controller", build: plain(tainteviction.New)},
+	{
+		name: "podgc", component: "pod-garbage-collector",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return podgc.New(d, q, c.TerminatedPodThreshold)
+		},
+	},
+	{
+		name: "garbagecollector", component: "garbage-collector-controller",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return garbagecollector.New(d, q, c.Metadata, c.Discovery)
+		},
+	},
+	{
+		name: "namespace", component: "namespace-controller",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return namespace.New(d, q, c.Metadata, c.Discovery)
+		},
+	},
+	{name: "clusterroleaggregation", component: "clusterrole-aggregation-controller", build: plain(clusterroleaggregation.New)},
+	{name: "tokencleaner", component: "token-cleaner", build: plain(tokencleaner.New)},
 }
