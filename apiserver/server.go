@@ -32,8 +32,8 @@ type Server struct {
 	once     sync.Once
 }
 
-// New builds the API server. Nothing listens before Run. The store must have a
-// leader and EtcdSocket must be served.
+// New builds the API server and binds its port, but answers nothing before Run.
+// The store must have a leader and EtcdSocket must be served.
 func New(c Config) (*Server, error) {
 	s, err := c.complete()
 	if err != nil {
@@ -123,10 +123,11 @@ func customize(config *app.Config, s *settings, backend *storage.Backend) error 
 	for name, check := range s.ReadyChecks {
 		checks = append(checks, named(name, check))
 	}
-	// Only the front's checks are asked. An absent leader must not restart the
-	// process, so livez does not ask the store.
-	front.AddReadyzChecks(checks...)
-	front.HealthzChecks = append(slices.Clone(front.HealthzChecks), checks...)
+	// Only the front's checks are asked. Its lists are copies of kube's that
+	// may share memory. An absent leader must not restart the process, so livez
+	// does not ask the store.
+	front.ReadyzChecks = slices.Concat(front.ReadyzChecks, checks)
+	front.HealthzChecks = slices.Concat(front.HealthzChecks, checks)
 	return kube.AddPostStartHook(bootstrapHook, ensureBootstrap)
 }
 
