@@ -31,7 +31,7 @@ failed() {
   echo "--- last lines of $log"; tail -n 15 "$log"
   for i in ${where:-$HOSTS}; do
     echo "--- journal of host $i"
-    "$fleet" in "$i" journalctl --no-pager -o short-precise -n 25 -u controld -u noded -u containerd 2>/dev/null </dev/null || echo "host $i is not up; console: $(tail -n 3 "${FLEET_DIR:-/var/lib/tripod-fleet}/$i/console.log" 2>/dev/null)"
+    "$fleet" in "$i" sh -c 'journalctl --no-pager -q -o short -n 20 -u controld -u noded; journalctl --no-pager -q -o short -n 5 -p warning -u containerd' 2>/dev/null </dev/null | cut -c1-400 || echo "host $i is not up; console: $(tail -n 3 "${FLEET_DIR:-/var/lib/tripod-fleet}/$i/console.log" 2>/dev/null)"
   done
   "$fleet" collect "$T/logs/fleet" 2>/dev/null || true
   echo "The hosts are left as they are. Look around with: test/fleet/fleet in ${where:-1} bash    Remove them with: make down"
@@ -60,9 +60,9 @@ install_packages() {        # on one host
     echo "deb [trusted=yes] file:/srv/repo ./" >/etc/apt/sources.list.d/tripod.list
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 -o Dpkg::Options::=--force-confdef \
-      -o Dpkg::Options::=--force-confold controld noded kubectl' >"$T/logs/install-$i.log" 2>&1 </dev/null
+      -o Dpkg::Options::=--force-confold -o Dpkg::Options::=--force-unsafe-io controld noded kubectl' >"$T/logs/install-$i.log" 2>&1 </dev/null
 }
-installed() { ask "$1" dpkg-query -W -f '${Version}' controld 2>/dev/null || true; }
+installed() { "$fleet" in "$1" dpkg-query -W -f '${Version}' controld 2>/dev/null </dev/null || true; }
 newest=$(ls "$T"/repo/controld_*.deb | sort -V | tail -n 1 | sed -E 's/.*controld_(.*)_[a-z0-9]+\.deb/\1/')
 
 step "booting three hosts"
