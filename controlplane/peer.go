@@ -138,9 +138,23 @@ func Run(ctx context.Context, cfg peer.Config, o Options) error {
 	return nil
 }
 
+const notifySocketEnv = "NOTIFY_SOCKET"
+
+// notifySocket is where systemd listens. It is kept, as the API server's start
+// takes it out of the environment.
+var notifySocket = os.Getenv(notifySocketEnv)
+
 func notify(state string) {
-	// Without systemd there is nobody to tell, which is no error.
-	_, _ = daemon.SdNotify(false, state)
+	if notifySocket == "" {
+		return // not under systemd: there is nobody to tell
+	}
+	if err := os.Setenv(notifySocketEnv, notifySocket); err != nil {
+		slog.Error("systemd not told", "state", state, "error", err)
+		return
+	}
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		slog.Error("systemd not told", "state", state, "error", err)
+	}
 }
 
 func (p *Peer) setWaiting(what string) {
