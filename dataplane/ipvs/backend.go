@@ -46,6 +46,8 @@ type Backend struct {
 	families []*family
 	changed  chan struct{}
 	stop     chan struct{}
+	moved    atomic.Bool  // an address of the node came or went
+	device   atomic.Int64 // the device's index: what happens to it is our own doing
 	count    atomic.Int64
 }
 
@@ -139,7 +141,11 @@ func (b *Backend) watchAddrs() error {
 		return fmt.Errorf("watch the node's addresses: %w", err)
 	}
 	go func() {
-		for range updates {
+		for u := range updates {
+			if int64(u.LinkIndex) == b.device.Load() {
+				continue
+			}
+			b.moved.Store(true)
 			select {
 			case b.changed <- struct{}{}:
 			default:
@@ -303,24 +309,10 @@ func (b *Backend) Delete(ctx context.Context, ids []dataplane.ID) error {
 // Maintain implements dataplane.Maintainer: it follows the node's addresses and removes what has drained.
 func (b *Backend) Maintain(ctx context.Context) (time.Duration, error) {
 	defer b.counted()
-	node, err := ownAddrs(b.nl, b.cfg.NodePortAddresses)
-	if err != nil {
-		return 0, err
-	}
-	if !maps.Equal(node.all, b.node.all) {
-		b.node = node
-		for _, f := range b.families {
-			for _, s := range f.services {
-				if err := ctx.Err(); err != nil {
-					return 0, err
-				}
-				if !s.External() {
-					continue
-				}
-				if err := b.update(f, s); err != nil {
-					return 0, fmt.Errorf("service %s: %w", s.ID, err)
-				}
-			}
+	if b.moved.Swap(false) {
+		if err := b.follow(ctx); err != nil {
+			b.moved.Store(true)
+			return 0, err
 		}
 	}
 	const interval = 10 * time.Second
@@ -335,6 +327,31 @@ func (b *Backend) Maintain(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	return next, nil
+}
+
+// follow moves node ports, and addresses that are the node's own, after the node's addresses.
+func (b *Backend) follow(ctx context.Context) error {
+	node, err := ownAddrs(b.nl, b.cfg.NodePortAddresses)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(node.all, b.node.all) {
+		b.node = node
+		for _, f := range b.families {
+			for _, s := range f.services {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if !s.External() {
+					continue
+				}
+				if err := b.update(f, s); err != nil {
+					return fmt.Errorf("service %s: %w", s.ID, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // Close implements dataplane.Backend.

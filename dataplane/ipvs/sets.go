@@ -34,7 +34,7 @@ func (n setName) of(f dataplane.Family) string {
 type sets struct {
 	f     dataplane.Family
 	h     *netlink.Handle
-	sock  *nl.NetlinkSocket // for what netlink.Handle does not offer
+	sock  *nl.SocketHandle // for what netlink.Handle does not offer
 	refs  map[entry]int
 	names map[setName]uint16 // the kernel's numbers
 }
@@ -44,10 +44,10 @@ func newSets(f dataplane.Family, h *netlink.Handle) (*sets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open ipset: %w", err)
 	}
-	return &sets{f: f, h: h, sock: sock, refs: map[entry]int{}}, nil
+	return &sets{f: f, h: h, sock: &nl.SocketHandle{Socket: sock}, refs: map[entry]int{}}, nil
 }
 
-func (s *sets) close() { s.sock.Close() }
+func (s *sets) close() { s.sock.Socket.Close() }
 
 // ensure creates the sets that are missing and learns their numbers; changed says whether any number is new.
 func (s *sets) ensure() (changed bool, err error) {
@@ -76,7 +76,7 @@ func (s *sets) ensure() (changed bool, err error) {
 func (s *sets) number(name string) (uint16, error) {
 	const getByName, attrIndex = 14, 11
 	req := nl.NewNetlinkRequest(getByName|(unix.NFNL_SUBSYS_IPSET<<8), unix.NLM_F_ACK)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s.sock}}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: s.sock}
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(7)))
 	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))

@@ -22,6 +22,7 @@ func (b *Backend) Sync(ctx context.Context, all []*dataplane.Service) error {
 	if err := b.dev.ensure(); err != nil {
 		return err
 	}
+	b.device.Store(int64(b.dev.link.Attrs().Index))
 	b.dev.refs = map[netip.Addr]int{}
 	errs := dataplane.ServiceErrors{}
 	for _, f := range b.families {

@@ -1,0 +1,9 @@
+package ipvs
+
+import (
+	"testing"
+
+	"github.com/tripod-cluster/tripod/dataplane/nettest"
+)
+
+func TestMain(m *testing.M) { nettest.Main(m) }
