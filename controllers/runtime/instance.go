@@ -62,7 +62,10 @@ func newInstance(sup *supervised) (in *instance, err error) {
 		failed: make(chan error, 1),
 		busy:   map[int]work{},
 	}
-	defer in.catch("construction", func(p *PanicError) { in.queue.ShutDown(); err = p })
+	defer in.catch("construction", func(p *PanicError) {
+		in.queue.ShutDown()
+		in, err = nil, p
+	})
 	in.ctl, err = sup.build(in.queue)
 	if err != nil {
 		in.queue.ShutDown()
