@@ -16,6 +16,8 @@
 //   - Hash and HashKV compare members of this cluster with each other, not
 //     with an etcd server.
 //   - Defragment has nothing to do, and succeeds.
+//   - A transaction that deletes everything from a key on, and puts one of
+//     those keys, is refused as for any other range; etcd overlooks it.
 //   - An answer to a progress request comes at once: the watches of the stream
 //     are first brought up to date.
 package etcdapi

@@ -107,7 +107,10 @@ func TestRefusalsAreEtcds(t *testing.T) {
 			_, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Lease: 1, IgnoreLease: true})
 			return err
 		}, rpctypes.ErrGRPCLeaseProvided},
-		"no such key":   {func() error { _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("absent"), IgnoreLease: true}); return err }, rpctypes.ErrGRPCKeyNotFound},
+		"no such key": {func() error {
+			_, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("absent"), IgnoreLease: true})
+			return err
+		}, rpctypes.ErrGRPCKeyNotFound},
 		"no such lease": {func() error { _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Lease: 1}); return err }, rpctypes.ErrGRPCLeaseNotFound},
 		"too large": {func() error {
 			_, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: make([]byte, DefaultMaxRequestBytes)})

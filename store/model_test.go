@@ -127,6 +127,9 @@ func (m *model) rangeAt(r *pb.RangeRequest, current int64) (*pb.RangeResponse, e
 	if r.KeysOnly {
 		for _, kv := range kvs {
 			kv.Value = nil
+			if r.SortTarget != pb.RangeRequest_VALUE {
+				kv.Lease = 0
+			}
 		}
 	}
 	resp.Kvs = kvs
@@ -253,7 +256,9 @@ func (m *model) apply(r *pb.InternalRaftRequest) (proto.Message, error) {
 			case op.GetRequestDeleteRange() != nil:
 				out.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: del(op.GetRequestDeleteRange())}
 			case op.GetRequestTxn() != nil:
-				out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: exec(op.GetRequestTxn())}
+				nested := exec(op.GetRequestTxn())
+				nested.Header = &pb.ResponseHeader{} // as in etcd
+				out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: nested}
 			}
 			resp.Responses = append(resp.Responses, out)
 		}

@@ -71,7 +71,11 @@ func (st *state) execRange(r *pb.RangeRequest, current int64) (*pb.RangeResponse
 	}
 	if r.KeysOnly {
 		for i, kv := range kvs {
-			kvs[i] = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease}
+			kvs[i] = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
+			if r.SortTarget == pb.RangeRequest_VALUE {
+				// etcd 3.7 leaves the lease out unless it had to read the value.
+				kvs[i].Lease = kv.Lease
+			}
 		}
 	}
 	resp.Kvs = kvs

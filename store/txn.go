@@ -130,6 +130,7 @@ func (t *tx) execTxn(p *plan) (*pb.TxnResponse, error) {
 				return nil, err
 			}
 			nested++
+			r.Header.Revision = 0 // etcd gives only the outermost one
 			out.Response = &pb.ResponseOp_ResponseTxn{ResponseTxn: r}
 		}
 		resp.Responses[i] = out
