@@ -1,11 +1,13 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"github.com/tripod-cluster/tripod/dataplane"
 	"github.com/vishvananda/netlink"
@@ -218,14 +220,41 @@ func (s *sets) sync(n setName) error {
 	return nil
 }
 
+// destroyWait bounds the wait for the kernel to let go of the sets: nf_tables frees deleted rules, and with them
+// their hold on sets, some time after the transaction.
+const destroyWait = 30 * time.Second
+
 // destroy removes the sets; no rule may use them any more.
-func (s *sets) destroy() error {
+func (s *sets) destroy(ctx context.Context) error {
 	s.refs, s.names = map[entry]int{}, nil
+	ctx, cancel := context.WithTimeout(ctx, destroyWait)
+	defer cancel()
 	var errs []error
 	for n := range setTypes {
-		if err := s.h.IpsetDestroy(n.of(s.f)); err != nil && !absent(err) {
+		for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+			err := s.h.IpsetDestroy(n.of(s.f))
+			if err == nil || absent(err) {
+				break
+			}
+			var code nl.IPSetError
+			if errors.As(err, &code) && code == nl.IPSET_ERR_BUSY && pause(ctx, wait) {
+				continue
+			}
 			errs = append(errs, fmt.Errorf("destroy IP set %s: %w", n.of(s.f), err))
+			break
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// pause waits; false: ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

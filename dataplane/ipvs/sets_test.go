@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"maps"
 	"net/netip"
 	"testing"
@@ -22,7 +23,7 @@ func testSets(t *testing.T, f dataplane.Family) *sets {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.destroy(); err != nil {
+		if err := s.destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
 		s.close()

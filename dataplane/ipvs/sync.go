@@ -175,5 +175,5 @@ func (b *Backend) cleanFamily(ctx context.Context, f *family) error {
 		}
 	}
 	f.active, f.clean = f.f == dataplane.IPv4, true
-	return f.set.destroy()
+	return f.set.destroy(ctx)
 }

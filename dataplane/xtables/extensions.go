@@ -21,11 +21,11 @@ func (r *Rule) matches(w *buffer) {
 		case unix.IPPROTO_UDP: // struct xt_udp
 			w.xt("match", "udp", 0, append(portRanges(r.DPort), 0, 0))
 		case unix.IPPROTO_SCTP: // struct xt_sctp_info: destination range comes first
-			b := make([]byte, 68)
+			b := make([]byte, 292)
 			native.PutUint16(b[0:], r.DPort)
 			native.PutUint16(b[2:], r.DPort)
 			native.PutUint16(b[6:], 0xffff)
-			native.PutUint32(b[60:], 2) // XT_SCTP_DEST_PORTS
+			native.PutUint32(b[284:], 2) // flags: XT_SCTP_DEST_PORTS
 			w.xt("match", "sctp", 0, b)
 		}
 	}
