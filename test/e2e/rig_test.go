@@ -1,0 +1,317 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/tripod-cluster/tripod/controlplane/peer"
+	"github.com/tripod-cluster/tripod/test/fleet"
+)
+
+const hosts = 3
+
+var (
+	// cluster is the fleet under test; FLEET_* in the environment choose another
+	// than the one of `make up`.
+	cluster = fleet.Fleet{Dir: os.Getenv("FLEET_DIR"), Net: os.Getenv("FLEET_NET"), Prefix: os.Getenv("FLEET_PREFIX")}
+	// state is where `make up` left the kubeconfig.
+	state = stateDir()
+)
+
+func stateDir() string {
+	if d := os.Getenv("TRIPOD_STATE"); d != "" {
+		return d
+	}
+	return filepath.Join(fleet.Top(), ".tripod")
+}
+
+func kubeconfig() string { return filepath.Join(state, "kubeconfig") }
+
+func TestMain(m *testing.M) {
+	if _, err := os.Stat(kubeconfig()); err != nil {
+		fmt.Fprintf(os.Stderr, "no cluster to test (%v): run `make up` first, or `make e2e`, which does\n", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// dial opens a connection from the fleet's switch, which is where a client
+// outside the hosts stands.
+func dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	type result struct {
+		c   net.Conn
+		err error
+	}
+	ch := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		ns, err := netns.GetFromName(strings.TrimSuffix(cluster.Host(0), "0") + "sw")
+		if err != nil {
+			ch <- result{err: fmt.Errorf("the fleet's switch: %w", err)}
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			ch <- result{err: fmt.Errorf("enter the fleet's switch: %w", err)}
+			return
+		}
+		// Fallback would dial from another thread, in the machine's own namespace.
+		c, err := (&net.Dialer{Timeout: 5 * time.Second, FallbackDelay: -1}).DialContext(ctx, network, addr)
+		ch <- result{c, err}
+	}()
+	r := <-ch
+	return r.c, r.err
+}
+
+// restConfig is the administrator's, through the virtual address; with an
+// address, through the peer there.
+func restConfig(t testing.TB, addr string) *rest.Config {
+	t.Helper()
+	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Dial = dial
+	c.QPS = -1
+	if addr != "" {
+		c.Host = "https://" + addr + ":6443"
+	}
+	return c
+}
+
+func client(t testing.TB, addr string) *kubernetes.Clientset {
+	t.Helper()
+	c, err := kubernetes.NewForConfig(restConfig(t, addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// web is an HTTP client outside the hosts that opens a connection a request.
+func web(timeout time.Duration) *http.Client {
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+}
+
+// kubectl runs the real kubectl through the virtual address and returns its
+// standard output; it ends the test when it fails.
+func kubectl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := tryKubectl(args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+func tryKubectl(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	return cluster.Run(ctx, append([]string{"kubectl", "--kubeconfig", kubeconfig()}, args...)...)
+}
+
+// apply applies a manifest from text.
+func apply(t testing.TB, namespace, manifest string) string {
+	t.Helper()
+	out, err := tryApply(namespace, manifest)
+	if err != nil {
+		t.Fatalf("kubectl apply: %v\n%s", err, manifest)
+	}
+	return out
+}
+
+func tryApply(namespace, manifest string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	c := cluster.Command(ctx, "run", "kubectl", "--kubeconfig", kubeconfig(), "-n", namespace, "apply", "-f", "-")
+	c.Stdin = strings.NewReader(manifest)
+	var errs bytes.Buffer
+	c.Stderr = &errs
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, errs.String())
+	}
+	return string(out), nil
+}
+
+// in runs a shell script in host i and returns its standard output.
+func in(t testing.TB, i int, script string) string {
+	t.Helper()
+	out, err := tryIn(i, script)
+	if err != nil {
+		t.Fatalf("host %d: %v", i, err)
+	}
+	return out
+}
+
+func tryIn(i int, script string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	return cluster.Sh(ctx, i, script)
+}
+
+// eventually waits until f says nil, and fails with what it said last.
+func eventually(t testing.TB, within time.Duration, what string, f func() error) {
+	t.Helper()
+	start := time.Now()
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Since(start) > within {
+			t.Fatalf("%s: not within %v: %v", what, within, err)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// status is what `controld status` says on host i.
+func status(i int) (peer.Status, error) {
+	var s peer.Status
+	// The exit code tells what the JSON says too.
+	out, err := tryIn(i, "timeout 10 controld status -o json || test $? -le 3")
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		return s, fmt.Errorf("controld status on host %d: %w: %q", i, err, out)
+	}
+	return s, nil
+}
+
+// leader is the number of the host whose controld leads, as the others see it.
+func leader(t testing.TB) int {
+	t.Helper()
+	var found int
+	eventually(t, time.Minute, "a leader", func() error {
+		for i := 1; i <= hosts; i++ {
+			s, err := status(i)
+			if err != nil || s.Leader == "" {
+				continue
+			}
+			for k := 1; k <= hosts; k++ {
+				if s.Leader == cluster.Host(k) {
+					found = k
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("no peer knows a leader")
+	})
+	return found
+}
+
+// whole waits until every peer votes, answers and serves, and every node is
+// ready. Tests that break something call it when they have mended it.
+func whole(t testing.TB) {
+	t.Helper()
+	eventually(t, 4*time.Minute, "the cluster is whole", func() error {
+		for i := 1; i <= hosts; i++ {
+			s, err := status(i)
+			if err != nil {
+				return err
+			}
+			if !s.Ready {
+				return fmt.Errorf("host %d waits for %s", i, s.Waiting)
+			}
+			up := 0
+			for _, p := range s.Peers {
+				if p.Voter && p.Reachable {
+					up++
+				}
+			}
+			ready := 0
+			for _, n := range s.Nodes {
+				if n.Ready == "True" {
+					ready++
+				}
+			}
+			if up != hosts || ready != hosts {
+				return fmt.Errorf("host %d sees %d voters up and %d nodes ready", i, up, ready)
+			}
+		}
+		return nil
+	})
+}
+
+// namespace makes a namespace for the test and removes it afterwards.
+func namespace(t testing.TB) string {
+	t.Helper()
+	c := client(t, "")
+	name := "e2e-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(strings.TrimPrefix(t.Name(), "Test")))
+	if len(name) > 50 {
+		name = name[:50]
+	}
+	name = fmt.Sprintf("%s-%d", strings.Trim(name, "-"), time.Now().UnixNano()%100000)
+	eventually(t, time.Minute, "make namespace "+name, func() error {
+		_, err := c.CoreV1().Namespaces().Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := tryKubectl("-n", name, "get", "all,events", "-o", "wide")
+			t.Logf("%s when the test failed:\n%s", name, out)
+		}
+		if err := c.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("remove namespace %s: %v", name, err)
+		}
+	})
+	return name
+}
+
+// readyPods are the ready pods, not being deleted, that a label selector finds.
+func readyPods(t testing.TB, c kubernetes.Interface, ns, selector string) []corev1.Pod {
+	l, err := c.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		t.Logf("list pods: %v", err)
+		return nil
+	}
+	var out []corev1.Pod
+	for _, p := range l.Items {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		for _, cond := range p.Status.Conditions {
+			if cond.Type == corev1.PodReady && cond.Status == corev1.ConditionTrue {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// waitReady waits until exactly n pods are ready, and returns them.
+func waitReady(t testing.TB, ns, selector string, n int) []corev1.Pod {
+	t.Helper()
+	c := client(t, "")
+	var pods []corev1.Pod
+	eventually(t, 3*time.Minute, fmt.Sprintf("%d ready pods of %s", n, selector), func() error {
+		if pods = readyPods(t, c, ns, selector); len(pods) != n {
+			return fmt.Errorf("%d are", len(pods))
+		}
+		return nil
+	})
+	return pods
+}
