@@ -13,6 +13,11 @@ import (
 // the message, its place in the tree and in the history.
 const versionCost = 176
 
+// keyDegree is the degree of the tree of keys. A write after a read copies a
+// node per level: half of the library's default degree halves what is copied,
+// and look-ups are as fast.
+const keyDegree = 16
+
 // entry is a key's retained versions. latest may be a tombstone.
 type entry struct {
 	// mod is latest's ModRevision, negative for a tombstone: most questions
@@ -112,7 +117,7 @@ func newState() *state {
 	return &state{
 		rev:        1,
 		compactRev: -1,
-		keys:       btree.NewMap[string, entry](0),
+		keys:       btree.NewMap[string, entry](keyDegree),
 		leases:     btree.NewMap[int64, Lease](0),
 		leaseKeys:  btree.NewBTreeGOptions(lessLeaseKey, btree.Options{NoLocks: true}),
 	}
