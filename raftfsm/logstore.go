@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -22,18 +21,19 @@ const segmentBytes = 16 << 20
 
 // walLog is the raft log on disk: HashiCorp's raft-wal, reopened after a failed
 // append. raft-wal keeps the remains of a failed append in memory and refuses every
-// later one ("non-monotonic"), and it does not take up a segment that was sealed but
-// not yet rotated when the process died ("segment is sealed"). Both are mended here, so
-// that a disk that was full needs no restart.
+// later one ("non-monotonic"): it is reopened then, so that a disk that was full needs no
+// restart. What it cannot reopen by itself, see mendSegments, is put in order first.
 type walLog struct {
-	dir  string
-	hlog hclog.Logger
-	log  *slog.Logger
+	dir     string
+	segment int // bytes
+	hlog    hclog.Logger
+	log     *slog.Logger
 
 	mu     sync.RWMutex // write-held while the files are swapped
 	w      *wal.WAL
 	vfs    *namedFS
 	meta   *metadb.BoltMetaDB
+	rot    *rotations
 	last   uint64 // atomic: last index whose append was acknowledged
 	broken bool
 	closed bool
@@ -65,8 +65,8 @@ func (f *namedFS) Create(dir, name string, size uint64) (types.WritableFile, err
 	return f.VFS.Create(dir, name, size)
 }
 
-func openWAL(dir string, vfs types.VFS, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
-	l := &walLog{dir: dir, vfs: &namedFS{VFS: vfs}, hlog: hlog, log: log}
+func openWAL(dir string, vfs types.VFS, segment int, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
+	l := &walLog{dir: dir, vfs: &namedFS{VFS: vfs}, segment: segment, hlog: hlog, log: log}
 	if err := l.open(); err != nil {
 		return nil, err
 	}
@@ -79,60 +79,31 @@ func openWAL(dir string, vfs types.VFS, hlog hclog.Logger, log *slog.Logger) (*w
 	return l, nil
 }
 
+// open opens the files. When it fails, what was open before stays in use for reading.
 func (l *walLog) open() error {
-	l.meta = &metadb.BoltMetaDB{}
+	meta := &metadb.BoltMetaDB{}
 	fail := func(err error) error {
-		l.meta.Close()
-		l.w = nil
+		meta.Close()
 		if errors.Is(err, wal.ErrCorrupt) {
 			return fmt.Errorf("the raft log is damaged at %s: %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", l.vfs.name(), err)
 		}
 		return fmt.Errorf("open the raft log in %s (last file: %s): %w", l.dir, l.vfs.name(), err)
 	}
 	filer := segment.NewFiler(l.dir, l.vfs)
-	if err := mendSealedTail(l.dir, l.meta, filer); err != nil {
+	if err := l.mendSegments(meta, filer); err != nil {
 		return fail(err)
 	}
-	w, err := wal.Open(l.dir, wal.WithLogger(l.hlog), wal.WithSegmentSize(segmentBytes), wal.WithMetaStore(l.meta), wal.WithSegmentFiler(filer))
+	rot := newRotations()
+	w, err := wal.Open(l.dir, wal.WithLogger(l.hlog), wal.WithSegmentSize(l.segment), wal.WithMetaStore(meta),
+		wal.WithSegmentFiler(watchedFiler{filer, rot}), wal.WithMetricsCollector(rot))
 	if err != nil {
 		return fail(err)
 	}
-	l.w = w
+	if l.w != nil {
+		l.w.Close()
+	}
+	l.w, l.meta, l.rot = w, meta, rot
 	return nil
-}
-
-// mendSealedTail completes a rotation that was cut off: the tail segment is sealed in its
-// file, but the metadata does not say so.
-func mendSealedTail(dir string, meta *metadb.BoltMetaDB, filer *segment.Filer) error {
-	st, err := meta.Load(dir)
-	if err != nil {
-		return err
-	}
-	if len(st.Segments) == 0 {
-		return nil
-	}
-	tail := &st.Segments[len(st.Segments)-1]
-	if !tail.SealTime.IsZero() {
-		return nil
-	}
-	w, err := filer.RecoverTail(*tail)
-	if err != nil {
-		return nil // missing or damaged: wal.Open decides, and says so
-	}
-	sealed, start, err := w.Sealed()
-	last := w.LastIndex()
-	w.Close()
-	if err != nil || !sealed || last == 0 {
-		return err
-	}
-	tail.SealTime, tail.MaxIndex, tail.IndexStart = time.Now(), last, start
-	next := types.SegmentInfo{
-		ID: st.NextSegmentID, BaseIndex: last + 1, MinIndex: last + 1,
-		SizeLimit: segmentBytes, Codec: tail.Codec, CreateTime: time.Now(),
-	}
-	st.NextSegmentID++
-	st.Segments = append(st.Segments, next)
-	return meta.CommitState(st)
 }
 
 func (l *walLog) close() error {
@@ -142,9 +113,6 @@ func (l *walLog) close() error {
 		return nil
 	}
 	l.closed = true
-	if l.w == nil {
-		return nil
-	}
 	err := l.w.Close()
 	if merr := l.meta.Close(); err == nil {
 		err = merr
@@ -158,10 +126,8 @@ func (l *walLog) mend() error {
 	if l.closed {
 		return wal.ErrClosed
 	}
-	if l.w != nil {
-		l.w.Close()
-		l.meta.Close()
-	}
+	// Its lock on the metadata must go before the file can be opened again; the old log still serves reads.
+	l.meta.Close()
 	if err := l.open(); err != nil {
 		return err
 	}
@@ -185,7 +151,7 @@ func (l *walLog) mend() error {
 // write runs fn on a log that is in order, and marks it broken when fn fails.
 func (l *walLog) write(fn func(*wal.WAL) error) error {
 	l.mu.RLock()
-	if !l.broken && l.w != nil {
+	if !l.broken {
 		err := fn(l.w)
 		l.mu.RUnlock()
 		if err != nil {
@@ -212,9 +178,6 @@ func (l *walLog) write(fn func(*wal.WAL) error) error {
 func (l *walLog) read(fn func(*wal.WAL) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if l.w == nil {
-		return fmt.Errorf("the raft log in %s is not open after a failed write: %w", l.dir, wal.ErrClosed)
-	}
 	return fn(l.w)
 }
 
@@ -257,7 +220,12 @@ func (l *walLog) StoreLogs(es []*raft.Log) error {
 }
 
 func (l *walLog) DeleteRange(lo, hi uint64) error {
-	err := l.write(func(w *wal.WAL) error { return w.DeleteRange(lo, hi) })
+	err := l.write(func(w *wal.WAL) error {
+		if err := l.rot.settle(); err != nil {
+			return err
+		}
+		return w.DeleteRange(lo, hi)
+	})
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package raftfsm
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -28,12 +29,12 @@ func entries(from, to uint64, size int) []*raft.Log {
 
 func openTestWAL(t *testing.T, dir string) *walLog {
 	t.Helper()
-	return openTestWALOn(t, dir, walfs.New())
+	return openTestWALOn(t, dir, walfs.New(), segmentBytes)
 }
 
-func openTestWALOn(t *testing.T, dir string, vfs types.VFS) *walLog {
+func openTestWALOn(t testing.TB, dir string, vfs types.VFS, segment int) *walLog {
 	t.Helper()
-	w, err := openWAL(dir, vfs, newHLog(quiet(t), "wal"), quiet(t))
+	w, err := openWAL(dir, vfs, segment, newHLog(quiet(t), "wal"), quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
 func TestLogGoesOnAfterAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	disk := &fullFS{VFS: walfs.New()}
-	w := openTestWALOn(t, dir, disk)
+	w := openTestWALOn(t, dir, disk, segmentBytes)
 	if err := w.StoreLogs(entries(1, 10, 100)); err != nil {
 		t.Fatal(err)
 	}
@@ -133,12 +134,12 @@ func TestLogGoesOnAfterAFullDisk(t *testing.T) {
 func TestLogGoesOnAfterAFailedRotation(t *testing.T) {
 	dir := t.TempDir()
 	disk := &fullFS{VFS: walfs.New()}
-	w := openTestWALOn(t, dir, disk)
+	w := openTestWALOn(t, dir, disk, 64<<10)
 	next := uint64(1)
 	failed := 0
-	for range 80 { // 40 MiB in segments of 16 MiB
+	for range 80 { // in segments of about 30 entries
 		disk.full.Store(false)
-		err := w.StoreLogs(entries(next, next, 1<<19))
+		err := w.StoreLogs(entries(next, next, 2<<10))
 		if err == nil {
 			next++
 			// Full exactly while the rotation that may follow is under way.
@@ -165,10 +166,10 @@ func TestLogGoesOnAfterAFailedRotation(t *testing.T) {
 // every append from then on.
 func TestSealedTailIsTakenUp(t *testing.T) {
 	dir := t.TempDir()
-	w := openTestWAL(t, dir)
+	w := openTestWALOn(t, dir, walfs.New(), 64<<10)
 	var next uint64 = 1
 	for { // up to the first rotation
-		if err := w.StoreLogs(entries(next, next, 1<<19)); err != nil {
+		if err := w.StoreLogs(entries(next, next, 2<<10)); err != nil {
 			t.Fatal(err)
 		}
 		next++
@@ -245,10 +246,93 @@ func TestLogStoreCache(t *testing.T) {
 			t.Fatalf("entry %d that is gone: %v", i, err)
 		}
 	}
-	if err := s.StoreLogs(entries(1996, 2100, 1<<19)); err != nil {
+	if err := s.StoreLogs(entries(1996, 2050, 1<<19)); err != nil {
 		t.Fatal(err)
 	}
 	if s.bytes > cacheBytes+1<<19+10 {
 		t.Errorf("the cache holds %d bytes", s.bytes)
+	}
+}
+
+// Random appends, truncations at both ends, failures and reopenings against a slice: the log is what was
+// acknowledged, always.
+func TestLogAgainstModel(t *testing.T) {
+	for seed := range uint64(6) {
+		rnd := rand.New(rand.NewPCG(seed, 7))
+		dir := t.TempDir()
+		disk := &fullFS{VFS: walfs.New()}
+		w := openTestWALOn(t, dir, disk, 8<<10)
+		model := map[uint64]uint64{} // index to term
+		var first, last, term uint64
+		term = 1
+		for step := range 150 {
+			what := rnd.IntN(10)
+			switch {
+			case what < 5:
+				n := uint64(1 + rnd.IntN(4))
+				es := entries(last+1, last+n, rnd.IntN(3000))
+				for _, e := range es {
+					e.Term = term
+				}
+				full := rnd.IntN(6) == 0
+				disk.full.Store(full)
+				err := w.StoreLogs(es)
+				disk.full.Store(false)
+				if err != nil {
+					if !full {
+						// The rotation after the last append may have met the full disk.
+						err = w.StoreLogs(es)
+					}
+					if err != nil && !full {
+						t.Fatalf("seed %d step %d: append: %v", seed, step, err)
+					}
+				}
+				if err == nil {
+					for i := last + 1; i <= last+n; i++ {
+						model[i] = term
+					}
+					if first == 0 {
+						first = last + 1
+					}
+					last += n
+				}
+			case what < 7 && last > first: // a suffix, as a follower with another leader's entries does
+				lo := first + 1 + rnd.Uint64N(last-first)
+				if err := w.DeleteRange(lo, last); err != nil {
+					t.Fatalf("seed %d step %d: remove %d to %d: %v", seed, step, lo, last, err)
+				}
+				for i := lo; i <= last; i++ {
+					delete(model, i)
+				}
+				last = lo - 1
+				term++
+			case what < 8 && last > first: // a prefix, as after a snapshot
+				hi := first + rnd.Uint64N(last-first)
+				if err := w.DeleteRange(first, hi); err != nil {
+					t.Fatalf("seed %d step %d: remove %d to %d: %v", seed, step, first, hi, err)
+				}
+				for i := first; i <= hi; i++ {
+					delete(model, i)
+				}
+				first = hi + 1
+			case what == 9:
+				if err := w.close(); err != nil {
+					t.Fatal(err)
+				}
+				w = openTestWALOn(t, dir, disk, 8<<10)
+			}
+			gotFirst, err1 := w.FirstIndex()
+			gotLast, err2 := w.LastIndex()
+			if err1 != nil || err2 != nil || gotFirst != first || gotLast != last {
+				t.Fatalf("seed %d step %d: log is %d to %d (%v %v), want %d to %d", seed, step, gotFirst, gotLast, err1, err2, first, last)
+			}
+			for i := first; i <= last && last > 0; i++ {
+				var e raft.Log
+				if err := w.GetLog(i, &e); err != nil || e.Index != i || e.Term != model[i] {
+					t.Fatalf("seed %d step %d: entry %d: %v, index %d, term %d, want %d", seed, step, i, err, e.Index, e.Term, model[i])
+				}
+			}
+		}
+		w.close()
 	}
 }

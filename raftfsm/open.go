@@ -159,7 +159,7 @@ func (n *Node) openFiles() (raft.LogStore, raft.StableStore, error) {
 		return nil, nil, fmt.Errorf("open %s, which holds the raft term and vote: %w", path, err)
 	}
 	n.closers = append(n.closers, bolt.Close)
-	disk, err := openWAL(filepath.Join(dir, walDir), walfs.New(), newHLog(n.log, "raft-wal"), n.log)
+	disk, err := openWAL(filepath.Join(dir, walDir), walfs.New(), segmentBytes, newHLog(n.log, "raft-wal"), n.log)
 	if err != nil {
 		return nil, nil, err
 	}

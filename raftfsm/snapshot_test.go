@@ -178,7 +178,7 @@ func TestLogThatEndsBeforeTheSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.stop(p)
-	w, err := openWAL(filepath.Join(p.cfg.Dir, walDir), walfs.New(), newHLog(quiet(t), "wal"), quiet(t))
+	w, err := openWAL(filepath.Join(p.cfg.Dir, walDir), walfs.New(), segmentBytes, newHLog(quiet(t), "wal"), quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
