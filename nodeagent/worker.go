@@ -275,7 +275,9 @@ func (w *worker) watchProbes(ctx context.Context, in *pods.Input) {
 	var running []probes.Instance
 	add := func(c *v1.Container) {
 		if k := in.Newest(c.Name); k != nil && k.State == pods.Running && !in.Starting[c.Name] {
-			running = append(running, probes.Instance{ID: k.ID, Container: c, StartedAt: k.StartedAt})
+			i := probes.Instance{ID: k.ID, Container: c, StartedAt: k.StartedAt}
+			i.WasStarted, i.WasReady = status.Reported(in.Pod, c.Name, k.ID)
+			running = append(running, i)
 		}
 	}
 	for i := range in.Pod.Spec.InitContainers {

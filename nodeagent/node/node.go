@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -201,9 +202,10 @@ func (m *Manager) register(ctx context.Context) error {
 	m.status(ctx, want)
 	got, err := nodes.Create(ctx, want, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) {
+		refused := err
 		var cur *v1.Node
 		if cur, err = nodes.Get(ctx, m.cfg.Name, metav1.GetOptions{}); err != nil {
-			return fmt.Errorf("get node %s: %w", m.cfg.Name, err)
+			return fmt.Errorf("register node %s: %w", m.cfg.Name, errors.Join(refused, err))
 		}
 		missing := map[string]string{}
 		for k, v := range want.Labels {

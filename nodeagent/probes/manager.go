@@ -37,6 +37,10 @@ type Instance struct {
 	ID        string
 	Container *v1.Container
 	StartedAt time.Time
+	// What the API holds of this very instance, told by an earlier agent: it
+	// stays until a probe says otherwise, so that a restart of the agent takes
+	// no pod out of its Services.
+	WasStarted, WasReady bool
 }
 
 // Manager runs the probes of a node's containers. Changed is called with a
@@ -84,10 +88,10 @@ func (m *Manager) Sync(ctx context.Context, pod *v1.Pod, ip string, running []In
 		c := r.Container
 		ictx, cancel := context.WithCancel(ctx)
 		rctx, relieve := context.WithCancel(ictx)
-		in := &instance{cancel: cancel, relieve: relieve, state: State{Started: c.StartupProbe == nil, Ready: c.ReadinessProbe == nil}}
+		in := &instance{cancel: cancel, relieve: relieve, state: State{Started: c.StartupProbe == nil || r.WasStarted, Ready: c.ReadinessProbe == nil || r.WasReady}}
 		have[r.ID] = in
 		t := Target{ContainerID: r.ID, Container: c, PodIP: ip}
-		if c.StartupProbe != nil && !terminating {
+		if !in.state.Started && !terminating {
 			m.start(rctx, pod, in, Startup, c.StartupProbe, t, r.StartedAt)
 		}
 		if c.LivenessProbe != nil && !terminating {

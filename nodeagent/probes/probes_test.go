@@ -229,6 +229,22 @@ func TestStartupGoesBeforeTheOthers(t *testing.T) {
 	}
 }
 
+func TestAnEarlierAgentsWordStaysUntilAProbeSaysOtherwise(t *testing.T) {
+	r := newRig()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer func() { cancel(); r.Wait() }()
+	c := &v1.Container{Name: "c", StartupProbe: probe("startup"), ReadinessProbe: probe("readiness")}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u"}}
+	r.Sync(ctx, pod, "", []Instance{{ID: "id", Container: c, StartedAt: time.Now().Add(-time.Hour), WasStarted: true, WasReady: true}}, false)
+	if s := r.States("u")["id"]; !s.Started || !s.Ready {
+		t.Fatalf("taken over as %+v", s)
+	}
+	r.until(t, "unready", func(s State) bool { return !s.Ready })
+	if r.count("startup") != 0 {
+		t.Error("a container that had started is asked again whether it has")
+	}
+}
+
 func TestTerminatingPodsAreNotRestarted(t *testing.T) {
 	r := newRig()
 	ctx, cancel := context.WithCancel(context.Background())

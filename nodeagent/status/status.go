@@ -230,6 +230,19 @@ func terminated(c *pods.Container) *v1.ContainerStateTerminated {
 		StartedAt: second(c.StartedAt), FinishedAt: second(c.FinishedAt)}
 }
 
+// Reported returns what the API holds of one container instance's readiness;
+// false for an instance it does not know.
+func Reported(pod *v1.Pod, container, id string) (started, ready bool) {
+	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, s := range list {
+			if s.Name == container && s.ContainerID == "containerd://"+id {
+				return s.Started != nil && *s.Started, s.Ready
+			}
+		}
+	}
+	return false, false
+}
+
 // second is t as the API keeps times.
 func second(t time.Time) metav1.Time {
 	if t.IsZero() {
