@@ -133,11 +133,11 @@ var scenarios = []scenario{
 	}},
 	{name: "connections spread over the endpoints", only: dataplane.TCP, run: func(w *world, n int, p dataplane.Protocol) {
 		s := w.service(p, n, []*nettest.Host{w.B, w.C, w.Far}, nil)
-		const asked = 300
+		const asked = 150
 		got := tally(w.A.AskTimes("tcp", cluster(s), asked))
 		for _, h := range []*nettest.Host{w.B, w.C, w.Far} {
 			// A fair random choice is outside this with a probability below 1e-9.
-			if got[h.Name] < asked/3-50 || got[h.Name] > asked/3+50 {
+			if got[h.Name] < asked/3-40 || got[h.Name] > asked/3+40 {
 				w.t.Errorf("%d connections went %v, want about %d each", asked, got, asked/3)
 				break
 			}

@@ -207,7 +207,7 @@ func relay(r io.Reader) int {
 			if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
 				code = n
 			}
-		} else {
+		} else if code < 0 { // what follows is the kernel's farewell
 			fmt.Print(line)
 		}
 		if err != nil {
