@@ -85,6 +85,8 @@ func reset(ctx context.Context, cfg config.Config, out io.Writer) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("the state of the node is kept, since not all could be removed: mend it and run `noded reset` again: %w", err)
 	}
+	step("remove pod logs", removeLogs())
+	step("remove control groups", removeCgroups("/sys/fs/cgroup"))
 	step("remove state", removeState(cfg))
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -147,6 +149,49 @@ func cleanRules(ctx context.Context, cfg config.Config) error {
 	errs = append(errs, err)
 	for _, b := range others {
 		errs = append(errs, b.Cleanup(ctx), b.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// removeLogs empties the two directories that hold pods' logs and links to them.
+func removeLogs() error {
+	var errs []error
+	for _, dir := range []string{"/var/log/pods", "/var/log/containers"} {
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		errs = append(errs, err)
+		for _, e := range entries {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroups removes what is left of the pods' control groups in every
+// hierarchy; all are empty once the pods are stopped.
+func removeCgroups(root string) error {
+	var errs []error
+	for _, pattern := range []string{"kubepods", "kubepods.slice", "*/kubepods", "*/kubepods.slice"} {
+		tops, err := filepath.Glob(filepath.Join(root, pattern))
+		errs = append(errs, err)
+		for _, top := range tops {
+			var dirs []string
+			if err := filepath.WalkDir(top, func(p string, e os.DirEntry, err error) error {
+				if err == nil && e.IsDir() {
+					dirs = append(dirs, p)
+				}
+				return nil
+			}); err != nil {
+				errs = append(errs, err)
+			}
+			for i := len(dirs) - 1; i >= 0; i-- {
+				if err := os.Remove(dirs[i]); err != nil && !errors.Is(err, os.ErrNotExist) {
+					errs = append(errs, err)
+				}
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -88,7 +88,16 @@ func New(cfg Config) (*Network, error) {
 	}
 	n := &Network{cfg: cfg, log: cfg.Logger, fw: &firewall{}, kick: make(chan struct{}, 1), said: map[string]bool{},
 		ready: errors.New("pod network: not set up yet")}
+	if n.configured() {
+		n.ready = nil // a restart must not make the node NotReady for a moment
+	}
 	return n, nil
+}
+
+// configured tells whether our CNI configuration is in place.
+func (n *Network) configured() bool {
+	_, err := os.Stat(filepath.Join(n.cfg.CNIConfDir, cniFile))
+	return err == nil && n.cfg.Mode == ModeAuto
 }
 
 func (c Config) withDefaults() Config {
@@ -273,6 +282,9 @@ func (n *Network) Sync(ctx context.Context) error {
 			strings.Join(n.cfg.CNIBinDirs, ", "), strings.Join(m, ", ")))
 	}
 	if !n.cfg.Nodes.Informer().HasSynced() {
+		if n.configured() {
+			return errors.Join(errs...) // what an earlier process set up holds until the API tells more
+		}
 		return errors.Join(append(errs, errors.New("pod network: waiting for the list of nodes from the API"))...)
 	}
 	self, others, err := n.nodes()
