@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/membershippb"
+	"pgregory.net/rapid"
 )
 
 // sample is a store with something in every part of the format.
@@ -171,27 +173,53 @@ func FuzzRestore(f *testing.F) {
 	f.Add(snapshotBytes(f, sample(f)))
 	f.Add(snapshotBytes(f, New(Options{})))
 	f.Add([]byte(snapshotMagic))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		// Damaged checksums would end nearly every input at once.
-		b = withChecksums(b)
-		s := New(Options{})
-		if err := s.Restore(bytes.NewReader(b)); err != nil {
-			if s.Revision() != 1 {
-				t.Fatal("a failed restore changed the state")
+	f.Fuzz(func(t *testing.T, b []byte) { restoreForged(t, b) })
+}
+
+// The same, for snapshots changed here and there, in every test run.
+func TestRestoreOfForgedSnapshots(t *testing.T) {
+	good := snapshotBytes(t, sample(t))
+	rapid.Check(t, func(t *rapid.T) {
+		b := bytes.Clone(good)
+		for n := rapid.IntRange(1, 4).Draw(t, "changes"); n > 0; n-- {
+			at := rapid.IntRange(0, len(b)-1).Draw(t, "at")
+			switch rapid.IntRange(0, 2).Draw(t, "how") {
+			case 0:
+				b[at] = rapid.Byte().Draw(t, "byte")
+			case 1:
+				b = append(b[:at], b[min(len(b), at+rapid.IntRange(1, 9).Draw(t, "cut")):]...)
+			case 2:
+				from := rapid.IntRange(0, len(good)-10).Draw(t, "from")
+				b = slices.Insert(b, at, good[from:from+9]...)
 			}
-			return
+			if len(b) == 0 {
+				b = []byte{0}
+			}
 		}
-		first := snapshotBytes(t, s)
-		r := New(Options{})
-		if err := r.Restore(bytes.NewReader(first)); err != nil {
-			t.Fatalf("what was restored cannot be restored again: %v", err)
-		}
-		if !bytes.Equal(first, snapshotBytes(t, r)) {
-			t.Fatal("restored again, it differs")
-		}
-		s.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
-		s.Apply(put("a", "b"))
-		s.Apply(&pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}})
-		s.Apply(&pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
+		restoreForged(t, b)
 	})
+}
+
+func restoreForged(t rapid.TB, b []byte) {
+	// Damaged checksums would end nearly every input at once.
+	b = withChecksums(b)
+	s := New(Options{})
+	if err := s.Restore(bytes.NewReader(b)); err != nil {
+		if s.Revision() != 1 {
+			t.Fatal("a failed restore changed the state")
+		}
+		return
+	}
+	first := snapshotBytes(t, s)
+	r := New(Options{})
+	if err := r.Restore(bytes.NewReader(first)); err != nil {
+		t.Fatalf("what was restored cannot be restored again: %v", err)
+	}
+	if !bytes.Equal(first, snapshotBytes(t, r)) {
+		t.Fatal("restored again, it differs")
+	}
+	s.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+	s.Apply(put("a", "b"))
+	s.Apply(&pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}})
+	s.Apply(&pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
 }
