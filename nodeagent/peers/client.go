@@ -20,8 +20,9 @@ const (
 	ServerName = "kubernetes"
 	// PingAfter is how long a connection may be quiet before it is pinged.
 	PingAfter = 2 * time.Second
-	// PingTimeout is how long the answer to a ping may take.
-	PingTimeout = 2 * time.Second
+	// PingTimeout is how long the answer to a ping may take: longer than a busy
+	// peer stalls, since a cut connection is noticed sooner, by its kernel.
+	PingTimeout = 10 * time.Second
 	// probeTimeout bounds one look at a peer's /readyz.
 	probeTimeout = 3 * time.Second
 	// probeEvery bounds how often failing requests make the Set look.

@@ -14,13 +14,16 @@ const (
 	// dialTimeout bounds one peer's TCP handshake; on one network it takes
 	// under a millisecond, or never ends.
 	dialTimeout = 2 * time.Second
-	// handshakeTimeout bounds one peer's TLS handshake.
-	handshakeTimeout = 3 * time.Second
+	// handshakeTimeout bounds one peer's TLS handshake: a busy peer is slow, and
+	// where there are others they are tried beside it long before.
+	handshakeTimeout = 10 * time.Second
 	// nextDialAfter is how long a silent peer delays the attempt at the next.
 	nextDialAfter = 500 * time.Millisecond
-	// userTimeout is how long written bytes may stay unacknowledged before the
-	// kernel gives the connection up.
-	userTimeout = 5 * time.Second
+	// userTimeout is how long written bytes, pings among them, may stay without
+	// an acknowledgement before the kernel gives the connection up. Kernels
+	// acknowledge however busy the process behind them is, so this tells a cut
+	// cable from a slow peer.
+	userTimeout = 3 * time.Second
 )
 
 // conn is a connection to a peer that the Set can close when it leaves the peer.

@@ -2,8 +2,9 @@
 // several equal peers.
 //
 // A Set is the list of known peers. It dials the one it used last and moves on
-// when that one is gone: connection refused moves at once, a silent peer (power
-// cut, pulled cable) is noticed by HTTP/2 pings within PingAfter + PingTimeout,
+// when that one is gone: connection refused moves at once, a power cut or pulled
+// cable is noticed within about five seconds by pings that no kernel acknowledges,
+// a process that hangs within PingAfter + PingTimeout by pings without an answer,
 // and a peer that answers but cannot serve (it lost its quorum) is noticed by
 // the errors it gives, checked against /readyz. When the Set leaves a peer it
 // closes every connection to it, so that watches do not stay behind.
