@@ -1,6 +1,7 @@
 package storage_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	kstorage "k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 
 	"github.com/tripod-cluster/tripod/apiserver/storage"
 	"github.com/tripod-cluster/tripod/store"
@@ -431,5 +433,34 @@ func TestWrapKeepsTheChoiceOfCache(t *testing.T) {
 		}
 		destroy()
 		destroy() // subresources do so too
+	}
+}
+
+// TestWrapEncryptsAtRest: the transformer that upstream chose for a resource
+// stands between its objects and the store.
+func TestWrapEncryptsAtRest(t *testing.T) {
+	ctx := context.Background()
+	r := newRig(t)
+	config := storagebackend.NewDefaultConfig("/registry", r.codec)
+	config.Transformer = storagetesting.NewPrefixTransformer([]byte("sealed:"), false)
+	s, destroy, err := r.backend.Storage(config.ForResource(pods), newPod, newPodList, "/pods")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer destroy()
+	pod, out := &example.Pod{}, &example.Pod{}
+	pod.Name, pod.Namespace = "a", "ns"
+	if err := s.Create(ctx, podKey("a"), pod, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := r.client.KV.Get(ctx, "/registry/pods/ns/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(resp.Kvs) != 1 || !bytes.HasPrefix(resp.Kvs[0].Value, []byte("sealed:")) {
+		t.Errorf("the store holds %q", resp.Kvs)
+	}
+	if err := s.Get(ctx, podKey("a"), kstorage.GetOptions{}, out); err != nil || out.Name != "a" {
+		t.Errorf("read back %q, %v", out.Name, err)
 	}
 }
