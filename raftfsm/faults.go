@@ -2,6 +2,7 @@ package raftfsm
 
 import (
 	"net"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -17,6 +18,8 @@ type faults struct {
 	logs func(raft.LogStore) raft.LogStore
 	// stable wraps the stable store on disk.
 	stable func(raft.StableStore) raft.StableStore
+	// commitTimeout replaces how long raft waits before it tells followers of a commit.
+	commitTimeout time.Duration
 	// free replaces the measurement of free disk space, in bytes.
 	free func() (int64, error)
 }

@@ -31,12 +31,14 @@ type fsm struct {
 	boot  uint64
 
 	// Hooks into the Node, called from raft's goroutine.
-	resolve  func([]outcome)         // results of own records, in order
-	barrier  func(term uint64)       // an own leadership barrier was applied
-	lease    func(store.LeaseChange) // a lease was granted or revoked
-	restored func(*session)          // the state was replaced; own session, may be nil
-	fatal    func(error)
-	stop     <-chan struct{}
+	resolve   func([]outcome)          // results of own records, in order
+	barrier   func(term uint64)        // an own leadership barrier was applied
+	lease     func(store.LeaseChange)  // a lease was granted or revoked
+	restored  func(*session)           // the state was replaced; own session, may be nil
+	committed func(index, term uint64) // a batch of entries was applied
+	fatal     func(error)
+	stop      <-chan struct{}
+	ready     chan struct{} // closed when the Node holds its raft, which the hooks use
 
 	sessions sessions
 
@@ -55,7 +57,7 @@ type indexWaiter struct {
 }
 
 func newFSM(s *store.Store, self PeerID, boot uint64) *fsm {
-	return &fsm{store: s, self: self, boot: boot, sessions: sessions{}, members: map[PeerID]Member{}, removed: map[PeerID]struct{}{}}
+	return &fsm{store: s, self: self, boot: boot, sessions: sessions{}, members: map[PeerID]Member{}, removed: map[PeerID]struct{}{}, ready: make(chan struct{})}
 }
 
 // Apply applies one entry; see ApplyBatch.
@@ -64,6 +66,7 @@ func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 // ApplyBatch applies committed entries. It gives raft nothing back: the records' proposers
 // wait for their own.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
+	<-f.ready
 	var own []outcome
 	for _, l := range logs {
 		if l.Type != raft.LogCommand {
@@ -88,6 +91,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	}
 	last := logs[len(logs)-1]
 	f.advance(last.Index, last.Term)
+	f.committed(last.Index, last.Term)
 	if len(own) > 0 {
 		f.resolve(own)
 	}

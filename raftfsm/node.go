@@ -46,6 +46,7 @@ type Node struct {
 	prop     *proposer
 	reads    *reader
 	confirms *confirmer
+	nudge    *nudger
 	leases   *lessor
 	metrics  *metrics
 	changing chan struct{} // held during a membership change at the leader
@@ -89,6 +90,7 @@ func (n *Node) wire() {
 	n.fsm.barrier = n.lead.applied
 	n.fsm.lease = n.leases.changed
 	n.fsm.restored = n.prop.restored
+	n.fsm.committed = n.nudge.committed
 	n.fsm.fatal = n.fatal
 	n.fsm.stop = n.stop
 }

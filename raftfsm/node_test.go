@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -204,4 +205,20 @@ func TestNoLeader(t *testing.T) {
 	if got := l.get(t, "a"); got != "" {
 		t.Fatalf("a proposal that was refused was applied: %q", got)
 	}
+}
+
+// A follower's lone write is answered although nothing follows that would carry the commit index, and raft's own
+// timer does not fire.
+func TestFollowerHearsOfTheCommitAtOnce(t *testing.T) {
+	c := newCluster(t, 3, func(c *Config) { c.faults.commitTimeout = time.Hour })
+	for i := range 5 {
+		for _, p := range c.peers {
+			k := fmt.Sprint("k", i)
+			p.put(t, k, p.cfg.Name)
+			if got := p.get(t, k); got != p.cfg.Name {
+				t.Fatalf("%s = %q", k, got)
+			}
+		}
+	}
+	c.sameState()
 }

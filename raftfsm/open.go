@@ -89,6 +89,7 @@ func (n *Node) open() error {
 	n.lead, n.prop, n.leases = newLeadTracker(n), newProposer(n), newLessor(n)
 	n.reads = &reader{n: n, wake: make(chan struct{}, 1)}
 	n.confirms = &confirmer{n: n}
+	n.nudge = &nudger{n: n, busy: map[PeerID]bool{}}
 	n.rpc = &rpcPeers{dial: n.dialRPC}
 	n.metrics = newMetrics()
 	n.wire()
@@ -280,7 +281,10 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(n.id.String())
 	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout
-	rc.CommitTimeout = 20 * time.Millisecond
+	rc.CommitTimeout = 50 * time.Millisecond // nudge.go is faster, for all but raft's own entries
+	if cfg.faults.commitTimeout != 0 {
+		rc.CommitTimeout = cfg.faults.commitTimeout
+	}
 	rc.MaxAppendEntries = 64
 	rc.BatchApplyCh = true
 	rc.ShutdownOnRemove = false
@@ -305,5 +309,6 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 	}
 	n.raft = r
 	close(ready)
+	close(n.fsm.ready)
 	return nil
 }

@@ -93,6 +93,8 @@ func bareFSM() *fsm {
 	f.barrier = func(uint64) {}
 	f.lease = func(store.LeaseChange) {}
 	f.restored = func(*session) {}
+	f.committed = func(uint64, uint64) {}
+	close(f.ready)
 	f.fatal = func(err error) { panic(err) }
 	return f
 }

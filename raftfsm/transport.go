@@ -45,10 +45,14 @@ type transport struct {
 
 	mu      sync.Mutex
 	contact map[raft.ServerID]time.Time // last successful AppendEntries, as leader
+	told    map[raft.ServerID]commitTold
 }
 
+// commitTold is the newest commit index that was sent to a follower, and the term in which it was.
+type commitTold struct{ term, index uint64 }
+
 func newTransport(nt *raft.NetworkTransport, disk *diskWatch) *transport {
-	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}}
+	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}, told: map[raft.ServerID]commitTold{}}
 	t.wg.Go(func() {
 		for {
 			select {
@@ -115,8 +119,45 @@ func (t *transport) AppendEntries(id raft.ServerID, addr raft.ServerAddress, a *
 	err := t.NetworkTransport.AppendEntries(id, addr, a, resp)
 	if err == nil {
 		t.touched(id)
+		if resp.Success {
+			t.tells(id, a)
+		}
 	}
 	return err
+}
+
+// tells notes what commit index a request carries. One that does not reach the entries up to its own commit
+// index leaves the follower short of it, so the lesser counts.
+func (t *transport) tells(id raft.ServerID, a *raft.AppendEntriesRequest) {
+	index := a.LeaderCommitIndex
+	if index == 0 {
+		return
+	}
+	last := a.PrevLogEntry
+	if n := len(a.Entries); n > 0 {
+		last = a.Entries[n-1].Index
+	}
+	index = min(index, last)
+	t.mu.Lock()
+	if old := t.told[id]; a.Term > old.term || a.Term == old.term && index > old.index {
+		t.told[id] = commitTold{a.Term, index}
+	}
+	t.mu.Unlock()
+}
+
+func (t *transport) toldCommit(id raft.ServerID, term uint64) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.told[id]; c.term == term {
+		return c.index
+	}
+	return 0
+}
+
+func (t *transport) inTouch(id raft.ServerID, within time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Since(t.contact[id]) < within
 }
 
 // AppendEntriesPipeline opens a pipeline whose requests are capped in bytes.
@@ -125,20 +166,25 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, addr raft.ServerAddr
 	if err != nil {
 		return nil, err
 	}
-	return cappedPipeline{p, t.disk}, nil
+	return cappedPipeline{p, t, id}, nil
 }
 
 type cappedPipeline struct {
 	raft.AppendPipeline
-	disk *diskWatch
+	t  *transport
+	id raft.ServerID
 }
 
 func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
-	if p.disk.stalled.Load() {
+	if p.t.disk.stalled.Load() {
 		return nil, errWithheld
 	}
 	trim(a)
-	return p.AppendPipeline.AppendEntries(a, resp)
+	f, err := p.AppendPipeline.AppendEntries(a, resp)
+	if err == nil {
+		p.t.tells(p.id, a) // sent is enough: if it fails, replication starts over
+	}
+	return f, err
 }
 
 func (t *transport) touched(id raft.ServerID) {
