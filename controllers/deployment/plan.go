@@ -62,11 +62,13 @@ func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
+// all returns a new slice of all ReplicaSets.
 func (r rollout) all() []*appsv1.ReplicaSet {
-	if r.new == nil {
-		return r.old
+	out := slices.Clone(r.old)
+	if r.new != nil {
+		out = append(out, r.new)
 	}
-	return append(slices.Clone(r.old), r.new)
+	return out
 }
 
 // active are the ReplicaSets that want pods, oldest first.
@@ -215,7 +217,7 @@ func (r rollout) grown() int32 {
 // are not counted on.
 func (r rollout) shrink(out map[string]int32) {
 	minAvailable := *r.d.Spec.Replicas - unavailable(r.d)
-	pending := *r.new.Spec.Replicas - r.new.Status.AvailableReplicas
+	pending := max(0, *r.new.Spec.Replicas-r.new.Status.AvailableReplicas)
 	budget := total(r.all()) - minAvailable - pending
 	size := map[string]int32{}
 	for _, rs := range r.old {
@@ -345,9 +347,11 @@ func total(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
+// available counts the available pods, without those that a ReplicaSet is about
+// to give up: its status lags behind its size.
 func available(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
-		n += rs.Status.AvailableReplicas
+		n += min(rs.Status.AvailableReplicas, *rs.Spec.Replicas)
 	}
 	return n
 }

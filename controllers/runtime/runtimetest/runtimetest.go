@@ -57,12 +57,7 @@ func New(t *testing.T, objects ...apiruntime.Object) *Cluster {
 	})
 	c.PrependReactor("update", "*", func(a clienttesting.Action) (bool, apiruntime.Object, error) {
 		c.writes.Add(1)
-		if m, err := meta.Accessor(a.(clienttesting.UpdateAction).GetObject()); err == nil {
-			m.SetResourceVersion(strconv.FormatInt(serial.Add(1), 10))
-			if a.GetSubresource() == "" {
-				m.SetGeneration(m.GetGeneration() + 1)
-			}
-		}
+		c.revise(a.(clienttesting.UpdateAction))
 		return false, nil, nil
 	})
 	for _, verb := range []string{"patch", "delete", "delete-collection"} {
@@ -73,6 +68,25 @@ func New(t *testing.T, objects ...apiruntime.Object) *Cluster {
 	}
 	c.Informers = informers.NewSharedInformerFactory(c.Clientset, 0)
 	return c
+}
+
+// revise gives an update what it may not change, and a new version.
+func (c *Cluster) revise(a clienttesting.UpdateAction) {
+	m, err := meta.Accessor(a.GetObject())
+	if err != nil {
+		return
+	}
+	if stored, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), m.GetName()); err == nil {
+		if s, err := meta.Accessor(stored); err == nil {
+			m.SetUID(s.GetUID())
+			m.SetCreationTimestamp(s.GetCreationTimestamp())
+			m.SetGeneration(s.GetGeneration())
+		}
+	}
+	m.SetResourceVersion(strconv.FormatInt(serial.Add(1), 10))
+	if a.GetSubresource() == "" {
+		m.SetGeneration(m.GetGeneration() + 1)
+	}
 }
 
 func stamp(o apiruntime.Object) {
