@@ -142,6 +142,26 @@ func TestSwitchingWritesTheNewBeforeCleaningTheOld(t *testing.T) {
 	waitFor(t, "a later change in the new one", func() bool { return next.holds(after) })
 }
 
+func TestNewSettingsOfTheSameModeCleanNothingUp(t *testing.T) {
+	old, next := newFake("ipvs"), newFake("ipvs")
+	d := start(t, Config{Backend: old})
+	s := testService("one", TCP)
+	d.Set(s)
+	d.Ready()
+	waitFor(t, "the first sync", d.InSync)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := d.SetBackend(ctx, next); err != nil {
+		t.Fatal(err)
+	}
+	if got := old.said(); len(got) != 1 || !old.closed {
+		t.Errorf("the old backend was asked for %v, closed %v: it owns what the new one wrote", got, old.closed)
+	}
+	if !next.holds(s) {
+		t.Error("the new backend does not hold the service")
+	}
+}
+
 func TestASwitchThatFailsKeepsTheOld(t *testing.T) {
 	old, next := newFake("iptables"), newFake("ipvs")
 	d := start(t, Config{Backend: old})

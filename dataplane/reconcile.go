@@ -274,7 +274,8 @@ func (d *Dataplane) settle(set []*Service, gone []ID, failed ServiceErrors) (sta
 	return stale
 }
 
-// switchTo is SetBackend's work, done on Run's goroutine.
+// switchTo is SetBackend's work, done on Run's goroutine. Two backends of one mode (other settings) own the same
+// objects in the kernel: then there is nothing to clean up.
 func (d *Dataplane) switchTo(ctx context.Context, to Backend) error {
 	start := time.Now()
 	d.mu.Lock()
@@ -286,13 +287,23 @@ func (d *Dataplane) switchTo(ctx context.Context, to Backend) error {
 	var perService ServiceErrors
 	if err != nil && !errors.As(err, &perService) {
 		err = fmt.Errorf("switching service rules from %s to %s: %w; %s stays in use", from.Name(), to.Name(), err, from.Name())
-		return errors.Join(err, to.Cleanup(ctx), to.Close())
+		if from.Name() != to.Name() {
+			err = errors.Join(err, to.Cleanup(ctx))
+		}
+		d.mu.Lock()
+		d.fullAt = time.Now() // it may have written a part
+		d.mu.Unlock()
+		return errors.Join(err, to.Close())
 	}
 	d.mu.Lock()
 	d.backend = to
 	d.mu.Unlock()
 	d.settle(all, gone, perService)
-	if err := from.Cleanup(ctx); err != nil {
+	if from.Name() == to.Name() {
+		if err := from.Close(); err != nil {
+			d.log.Debug("closing dataplane backend", "mode", from.Name(), "err", err)
+		}
+	} else if err := from.Cleanup(ctx); err != nil {
 		d.metrics.errors.Inc()
 		d.log.Warn("cleaning up after the old dataplane mode failed; it is tried again with the next verification", "mode", from.Name(), "err", err)
 		d.mu.Lock()

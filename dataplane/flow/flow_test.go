@@ -254,6 +254,17 @@ func TestSwitchingModesLeavesNothingOfTheOld(t *testing.T) {
 			}
 		}
 	}
+	// Other settings of the same mode are a switch too.
+	again := options(w.dp.Mode())
+	again.Scheduler = "lc"
+	same, err := modes.Open(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.dp.SetBackend(ctx, same); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(w.A, dataplane.TCP, cluster(s), w.A.IP, w.B)
 	b, err := modes.Open(options(w.dp.Mode()))
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"time"
 
 	"github.com/tripod-cluster/tripod/dataplane"
 	"github.com/tripod-cluster/tripod/dataplane/xtables"
@@ -188,6 +189,29 @@ func errOrNil(errs dataplane.ServiceErrors) error {
 	}
 	return errs
 }
+
+// watchInterval is how long the loss of rules at other hands (a firewall tool that flushes) may go unnoticed.
+const watchInterval = 15 * time.Second
+
+// Maintain implements dataplane.Maintainer: it repairs what others have changed.
+func (b *Backend) Maintain(ctx context.Context) (time.Duration, error) {
+	for _, f := range b.families {
+		drifted, err := f.w.Drifted()
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", f.f, err)
+		}
+		if !drifted {
+			continue
+		}
+		if err := f.w.Repair(ctx); err != nil {
+			return 0, fmt.Errorf("%s: %w", f.f, err)
+		}
+	}
+	return watchInterval, nil
+}
+
+// Changed implements dataplane.Maintainer: nothing is delivered, Maintain looks from time to time.
+func (b *Backend) Changed() <-chan struct{} { return nil }
 
 // Cleanup implements dataplane.Backend.
 func (b *Backend) Cleanup(ctx context.Context) error {

@@ -217,6 +217,52 @@ func TestRepair(t *testing.T) {
 	}
 }
 
+// A firewall tool that flushes everything costs seconds, not the time to the next verification.
+func TestRulesLostToOthersAreNoticed(t *testing.T) {
+	b := open(t)
+	s := rich()
+	sync(t, b, s)
+	want := saved(t)
+	maintain := func() {
+		t.Helper()
+		if next, err := b.Maintain(t.Context()); err != nil || next <= 0 {
+			t.Fatalf("Maintain: next %s, %v", next, err)
+		}
+	}
+	drifted := func() bool {
+		t.Helper()
+		d, err := b.families[0].w.Drifted()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for _, change := range []*dataplane.Service{web("10.244.1.5:8080"), rich()} {
+		if err := b.Update(t.Context(), []*dataplane.Service{change}); err != nil {
+			t.Fatal(err)
+		}
+		if drifted() {
+			t.Error("our own write is taken for someone else's")
+		}
+	}
+	for _, args := range [][]string{{"-t", "nat", "-F"}, {"-t", "nat", "-X"}, {"-F"}, {"-X"}} {
+		run(t, "iptables-nft", args...)
+	}
+	if !drifted() {
+		t.Error("the loss of everything goes unnoticed")
+	}
+	maintain()
+	if got := saved(t); sorted(got) != sorted(want) {
+		t.Errorf("after the loss of everything:\n%s", got)
+	}
+	if drifted() {
+		t.Error("the repair is taken for someone else's doing")
+	}
+	if err := b.Update(t.Context(), []*dataplane.Service{web("10.244.1.5:8080")}); err != nil {
+		t.Errorf("an update after a repair: %v", err)
+	}
+}
+
 // sorted forgets the order of entries in shared chains, which is not defined.
 func sorted(s string) string {
 	out := strings.Split(s, "\n")

@@ -315,15 +315,23 @@ func (b *Backend) Maintain(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	const interval = 10 * time.Second
-	var next time.Duration
+	// Draining, and rules that others may have changed, are looked at this often.
+	const draining, watching = 10 * time.Second, 15 * time.Second
+	next := watching
 	for _, f := range b.families {
+		drifted, err := f.w.Drifted()
+		if err == nil && drifted {
+			err = f.w.Repair(ctx)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", f.f, err)
+		}
 		more, err := f.table.drained()
 		if err != nil {
 			return 0, err
 		}
 		if more {
-			next = interval
+			next = draining
 		}
 	}
 	return next, nil

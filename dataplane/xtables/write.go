@@ -32,6 +32,9 @@ func (w *Writer) write(ctx context.Context, d *diff, generation uint32) error {
 			}
 		})
 	}
+	if generation != 0 {
+		w.gen = generation
+	}
 	t := w.c.begin(generation)
 	for i := range ops {
 		if err := ctx.Err(); err != nil {
@@ -48,10 +51,14 @@ func (w *Writer) write(ctx context.Context, d *diff, generation uint32) error {
 		if err := w.c.commit(t, echo); err != nil {
 			return refusals(err)
 		}
+		w.gen++
 		t = w.c.begin(0)
 	}
 	if err := w.c.commit(t, echo); err != nil {
 		return refusals(err)
+	}
+	if len(t.what) > 0 {
+		w.gen++
 	}
 	for _, f := range d.mirror {
 		f()

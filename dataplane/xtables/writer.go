@@ -81,7 +81,8 @@ type Writer struct {
 	plans  map[string]*Plan // wanted
 	have   map[chainKey]*held
 	owners map[string]*ownerState
-	known  bool // have is what the kernel holds
+	known  bool   // have is what the kernel holds
+	gen    uint32 // the tables' generation that our last write led to, if nobody else wrote
 	rules  atomic.Int64
 }
 
@@ -241,6 +242,22 @@ func (w *Writer) owned(k chainKey) bool {
 func (w *Writer) fixed(k chainKey) bool {
 	return slices.ContainsFunc(w.base.Chains, func(c Chain) bool { return c.Table == k.table && c.Name == k.name })
 }
+
+// Drifted says whether someone else has changed tables since the last Sync or Apply: a firewall tool that was
+// restarted may have flushed everything. It costs one small request. A Writer that holds nothing has not drifted.
+func (w *Writer) Drifted() (bool, error) {
+	if !w.known {
+		return false, nil
+	}
+	g, err := w.c.generation()
+	if err != nil {
+		return false, fmt.Errorf("ask for the nf_tables generation: %w", err)
+	}
+	return g != w.gen, nil
+}
+
+// Repair is Sync with the plans in force.
+func (w *Writer) Repair(ctx context.Context) error { return w.Sync(ctx, w.plans) }
 
 // Cleanup removes the Writer's chains and jumps, and a table of which nothing is left then.
 func (w *Writer) Cleanup(ctx context.Context) error {
