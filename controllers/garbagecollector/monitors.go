@@ -2,6 +2,7 @@ package garbagecollector
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -41,10 +42,11 @@ type monitors struct {
 }
 
 type monitor struct {
-	informer cache.SharedInformer
-	cancel   context.CancelFunc
-	started  time.Time
-	warned   bool
+	// synced tells that the graph holds the first list, not only the cache.
+	synced  cache.InformerSynced
+	cancel  context.CancelFunc
+	started time.Time
+	warned  bool
 }
 
 func newMonitors(c metadata.Interface, d discovery.DiscoveryInterface, g *graph, enqueue func([]job), log *slog.Logger) *monitors {
@@ -115,7 +117,9 @@ func (m *monitors) follow(ctx context.Context) error {
 	m.kinds = k
 	for name, r := range k.watched {
 		if m.all[name] == nil {
-			m.start(ctx, r)
+			if err := m.start(ctx, r); err != nil {
+				return err
+			}
 		}
 	}
 	for name, mon := range m.all {
@@ -129,12 +133,13 @@ func (m *monitors) follow(ctx context.Context) error {
 	return nil
 }
 
-func (m *monitors) start(ctx context.Context, r resource) {
+func (m *monitors) start(ctx context.Context, r resource) error {
 	informer := metadatainformer.NewFilteredMetadataInformer(m.client, r.name, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	ctx, cancel := context.WithCancel(ctx)
-	mon := &monitor{informer: informer, cancel: cancel, started: time.Now()}
-	// Neither fails before the informer has been started.
-	_ = informer.SetTransform(trim)
+	if err := informer.SetTransform(trim); err != nil {
+		cancel()
+		return fmt.Errorf("watch %s: %w", r.name, err)
+	}
 	put := func(o any) {
 		meta, ok := o.(*metav1.PartialObjectMetadata)
 		if !ok || ctx.Err() != nil {
@@ -147,7 +152,7 @@ func (m *monitors) start(ctx context.Context, r resource) {
 			m.rediscover()
 		}
 	}
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { put(o); schemaChange() },
 		UpdateFunc: func(_, o any) { put(o); schemaChange() },
 		DeleteFunc: func(o any) {
@@ -160,8 +165,13 @@ func (m *monitors) start(ctx context.Context, r resource) {
 			schemaChange()
 		},
 	})
-	m.all[r.name] = mon
+	if err != nil {
+		cancel()
+		return fmt.Errorf("listen to %s: %w", r.name, err)
+	}
+	m.all[r.name] = &monitor{synced: registration.HasSynced, cancel: cancel, started: time.Now()}
 	m.wg.Go(func() { informer.RunWithContext(ctx) })
+	return nil
 }
 
 // trim drops what the graph has no use for, before it is cached.
@@ -192,7 +202,7 @@ func (m *monitors) synced() bool {
 		return false
 	}
 	for name, mon := range m.all {
-		if mon.informer.HasSynced() {
+		if mon.synced() {
 			continue
 		}
 		if time.Since(mon.started) < syncTimeout {
