@@ -80,7 +80,7 @@ test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them doe
 
 bench: up ## measure; tables on screen, .tripod/bench/NAME.json
 	@mkdir -p $(T)/bench
-	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test ./test/bench/... -count=1 -v -run '^TestBench' -timeout 60m
+	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test -p 1 $$(go list ./... | grep '/bench$$') -count=1 -v -run '^TestBench' -timeout 60m
 
 lint: deb ## gofmt, go vet, lintian
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not in gofmt's form:"; gofmt -l $$(git ls-files '*.go'); exit 1; }

@@ -45,7 +45,7 @@ set -E
 await() {
   local limit=$1 what=$2 t0=$SECONDS said=$SECONDS state; shift 2
   while ! state=$("$@" 2>>"$log"); do
-    if [ $((SECONDS - said)) -ge 5 ]; then say "  waiting for $what, $((SECONDS - t0)) s: $(tail -n 1 <<<"$state")"; said=$SECONDS; fi
+    if [ $((SECONDS - said)) -ge 5 ]; then say "  waiting for $what, $((SECONDS - t0)) s: $(head -n 1 <<<"$state")"; said=$SECONDS; fi
     if [ $((SECONDS - t0)) -ge "$limit" ]; then
       echo "gave up waiting for $what after $limit s; last state: $state" | tee -a "$log"
       return 1
