@@ -37,9 +37,11 @@ type Peer struct {
 	cfg     peer.Config
 	id      peer.Identity
 	log     *slog.Logger
+	plain   *slog.Logger // without the peer's name, for parts that add it themselves
 	version string
 	pki     pki.Dir
 	node    *raftfsm.Node
+	writes  store.Proposer // node, under the quota
 	store   *store.Store
 	fatal   func(error)
 
@@ -72,7 +74,7 @@ func Run(ctx context.Context, cfg peer.Config, o Options) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	p := &Peer{cfg: cfg, id: id, log: o.Log.With("peer", id.Name), version: o.Version, pki: pki.Dir(filepath.Join(cfg.StateDir, "pki")), waiting: "the store to open"}
+	p := &Peer{cfg: cfg, id: id, log: o.Log.With("peer", id.Name), plain: o.Log, version: o.Version, pki: pki.Dir(filepath.Join(cfg.StateDir, "pki")), waiting: "the store to open"}
 	p.fatal = func(err error) {
 		// What is stuck may not let an orderly end happen: leave at once, systemd starts anew.
 		p.log.Error("this peer cannot go on and ends; systemd starts it again", "error", err)
@@ -245,10 +247,20 @@ func (p *Peer) open() error {
 		TLS:        func() (*tls.Config, *tls.Config, error) { return mutual(p.pki.Peer(), p.pki.PeerCACert()) },
 		ClientURLs: []string{"https://" + hostPort(p.id.Address, p.cfg.EtcdPort)},
 		APIURLs:    []string{"https://" + hostPort(p.id.Address, p.cfg.APIPort)},
-		Version:    p.version, Logger: p.log, Registerer: reg, OnFatal: p.fatal,
+		Version:    p.version, Logger: p.plain, Registerer: reg, OnFatal: p.fatal,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	// One limit for both front doors: a client that fills the store is refused
+	// before the store outgrows the memory of every peer.
+	p.writes = store.WithQuota(p.node, p.store, storeQuota, uint64(id))
+	return nil
 }
+
+// storeQuota is how large keys, values and their history may become, in bytes.
+// They live in memory on every peer.
+const storeQuota = 4 << 30
 
 // mutual makes the two sides of mutual TLS from one certificate and authority.
 func mutual(f pki.Files, ca string) (server, client *tls.Config, err error) {
@@ -283,7 +295,9 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 // serveEtcd serves etcd's API with client certificates on the port, and without
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
-	srv := etcdapi.New(etcdapi.Config{Store: p.store, Proposer: p.node, Leaser: p.node, Cluster: etcdCluster{p.node, p.store}, Logger: p.log})
+	srv := etcdapi.New(etcdapi.Config{
+		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: etcdCluster{p.node, p.store}, Logger: p.log, QuotaBytes: storeQuota,
+	})
 	port, err := net.Listen("tcp", hostPort(p.cfg.ListenAddress, p.cfg.EtcdPort))
 	if err != nil {
 		return nil, fmt.Errorf("open the etcd port: %w (another etcd on this host? set etcdPort in %s)", err, peer.DefaultConfigPath)
@@ -318,7 +332,7 @@ func (p *Peer) runAPI(ctx context.Context, socket, runtimeDir string) error {
 	}
 	p.setWaiting("the Kubernetes API to start")
 	conf := apiserver.Config{
-		Store: p.store, Proposer: p.node, Leaser: p.node, EtcdSocket: socket,
+		Store: p.store, Proposer: p.writes, Leaser: p.node, EtcdSocket: socket,
 		BindAddress: p.cfg.ListenAddress, Port: p.cfg.APIPort, AdvertiseAddress: p.id.Address, PKI: p.pki,
 		ServiceCIDR: p.id.Cluster.ServiceCIDR, NodePorts: p.id.Cluster.NodePortRange,
 		RuntimeDir:  filepath.Join(runtimeDir, "apiserver"),

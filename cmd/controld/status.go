@@ -136,9 +136,12 @@ func printStatus(out io.Writer, st peer.Status) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Address, role, ps, p.Lag, p.Version)
 	}
-	fmt.Fprintln(t, "\t\t\t\t\t\nNODE\tADDRESS\tREADY\tREASON\t\t")
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(t, "\nNODE\tADDRESS\tREADY\tREASON")
 	for _, n := range st.Nodes {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t\t\n", n.Name, n.Address, n.Ready, n.Reason)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", n.Name, n.Address, n.Ready, n.Reason)
 	}
 	return t.Flush()
 }

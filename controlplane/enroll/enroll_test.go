@@ -70,7 +70,7 @@ func TestJoinExplainsRefusals(t *testing.T) {
 		{name: "clock an hour off by the Date header", handler: func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat))
 			json.NewEncoder(w).Encode(peer.JoinResponse{})
-		}, want: []string{"1h0m0s ahead of", "timedatectl"}, final: true},
+		}, want: []string{"1h0m", "ahead of", "timedatectl"}, final: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tok, host := cluster(t, c.skew, c.handler)
@@ -153,5 +153,12 @@ func TestWaitSaysForWhatAfterFiveSeconds(t *testing.T) {
 	boom := fmt.Errorf("boom")
 	if err := wait(context.Background(), &out, "x", func(context.Context) (bool, string, error) { return false, "", boom }); !errors.Is(err, boom) {
 		t.Fatal(err)
+	}
+}
+
+func TestLastWordsLeaveOutTheGoroutines(t *testing.T) {
+	log := "level=INFO msg=a\nlevel=ERROR msg=b\nSIGABRT: abort\ngoroutine 1 [running]:\nmain.main()\n\tmain.go:1 +0x1\ncontrold.service: Failed with result 'watchdog'.\n"
+	if got, want := lastWords(log, 3), "  level=ERROR msg=b\n  SIGABRT: abort\n  controld.service: Failed with result 'watchdog'."; got != want {
+		t.Fatalf("%q", got)
 	}
 }

@@ -127,15 +127,24 @@ func (s *service) start(ctx context.Context, out io.Writer) error {
 
 // journal is the service's last words.
 func journal() string {
-	b, err := exec.Command("journalctl", "-u", unit, "-n", "12", "-o", "cat", "--no-pager").CombinedOutput()
+	b, err := exec.Command("journalctl", "-u", unit, "-n", "400", "-o", "cat", "--no-pager").CombinedOutput()
 	if err != nil {
 		return "  see `journalctl -u controld`"
 	}
+	return lastWords(string(b), 12)
+}
+
+// lastWords is the end of a log, without the dump of goroutines that a killed Go
+// program leaves.
+func lastWords(log string, most int) string {
 	var kept []string
-	for _, l := range strings.Split(strings.TrimSpace(string(b)), "\n") {
-		kept = append(kept, "  "+l)
+	for _, l := range strings.Split(log, "\n") {
+		said := strings.HasPrefix(l, "level=") || strings.HasPrefix(l, "controld") || strings.HasPrefix(l, "panic:") || strings.HasPrefix(l, "SIG") || strings.HasPrefix(l, "fatal error:")
+		if said {
+			kept = append(kept, "  "+l)
+		}
 	}
-	return strings.Join(kept, "\n")
+	return strings.Join(kept[max(0, len(kept)-most):], "\n")
 }
 
 // wait calls f until it is done or fails or ctx ends, and after 5 s says for
