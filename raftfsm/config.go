@@ -55,9 +55,9 @@ type Config struct {
 	// HeartbeatTimeout (default 500 ms) is how long a follower lives without contact to a
 	// leader before it asks for an election; heartbeats are sent ten times as often.
 	// ElectionTimeout (default 500 ms, not below HeartbeatTimeout) is how long a candidate
-	// waits for votes. LeaderLeaseTimeout (default 400 ms, not above HeartbeatTimeout) is
-	// how long a leader lives without a majority. With the defaults writes
-	// resume about one second after the leader died.
+	// waits for votes. LeaderLeaseTimeout (default and maximum
+	// HeartbeatTimeout) is how long a leader lives without a majority; nothing relies on it for correctness. With
+	// the defaults writes resume one to one and a half seconds after the leader died.
 	HeartbeatTimeout   time.Duration
 	ElectionTimeout    time.Duration
 	LeaderLeaseTimeout time.Duration
@@ -117,7 +117,7 @@ func (c *Config) complete() error {
 	}
 	orDefault(&c.HeartbeatTimeout, 500*time.Millisecond)
 	orDefault(&c.ElectionTimeout, c.HeartbeatTimeout)
-	orDefault(&c.LeaderLeaseTimeout, c.HeartbeatTimeout*4/5)
+	orDefault(&c.LeaderLeaseTimeout, c.HeartbeatTimeout)
 	orDefault(&c.RequestTimeout, 7*time.Second)
 	orDefault(&c.SnapshotEntries, 20000)
 	orDefault(&c.SnapshotBytes, 64<<20)

@@ -274,7 +274,7 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 	layer := &raftLayer{streams: n.streams, peerAt: n.peerAt}
 	nt := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: layer, MaxPool: 4, MaxRPCsInFlight: raft.DefaultMaxRPCsInFlight,
-		Timeout: max(2*time.Second, 2*cfg.ElectionTimeout), Logger: newHLog(n.log, "raft-net"),
+		Timeout: max(rpcTimeout, 2*cfg.ElectionTimeout), Logger: newHLog(n.log, "raft-net"),
 	})
 	n.trans = newTransport(nt, n.disk)
 	n.trans.role = func() (uint64, raft.RaftState) { return 0, raft.Shutdown } // until raft exists

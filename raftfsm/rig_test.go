@@ -28,7 +28,7 @@ import (
 
 // patience is how long a test waits for something that must happen: long, since machines under test are
 // busy.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // testCA issues the certificates of a test cluster.
 type testCA struct {
@@ -239,7 +239,7 @@ func (c *cluster) open() *peer {
 	p.cfg = Config{
 		Dir: filepath.Join(c.dir, fmt.Sprint("peer", i)), ID: id, Name: fmt.Sprint("p", i),
 		ListenPeer: addr, AdvertisePeer: addr, TLS: c.ca.issue(c.t, id),
-		Version: "test", Logger: quiet(c.t), MinFreeBytes: 1,
+		Version: "test", Logger: quiet(c.t), MinFreeBytes: 1, RequestTimeout: patience / 2,
 		OnFatal: func(err error) { p.fatal <- err },
 		faults:  c.net.faults(id),
 	}

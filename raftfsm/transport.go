@@ -11,9 +11,13 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// appendBytes caps the entries of one AppendEntries request. hashicorp/raft only
-// counts them, and 64 entries of 1 MiB would be one request.
-const appendBytes = 4 << 20
+const (
+	// appendBytes caps the entries of one AppendEntries request; one larger entry goes alone. hashicorp/raft only
+	// counts them, and 64 entries of 1 MiB would be one request, which a slow peer cannot take in within rpcTimeout.
+	appendBytes = 1 << 20
+	// rpcTimeout bounds raft's own calls, the follower's write to its disk included.
+	rpcTimeout = 5 * time.Second
+)
 
 var errWithheld = errors.New("withheld, since the disk of this peer hangs")
 

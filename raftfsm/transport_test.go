@@ -73,8 +73,8 @@ func TestCatchUpAcrossCappedRequests(t *testing.T) {
 	c.stop(f)
 	l := c.leader()
 	var wg sync.WaitGroup
-	for i := range 12 {
-		wg.Go(func() { l.put(t, string(rune('a'+i)), string(make([]byte, 1<<20))) })
+	for i := range 10 {
+		wg.Go(func() { l.put(t, string(rune('a'+i)), string(make([]byte, appendBytes/4))) })
 	}
 	wg.Wait()
 	c.start(f)
