@@ -50,7 +50,7 @@ func TestHelm(t *testing.T) {
 	release := func(status string, revision int) {
 		t.Helper()
 		var list []struct{ Name, Status, Revision, Chart string }
-		if err := json.Unmarshal([]byte(do("list", "--all", "-o", "json")), &list); err != nil {
+		if err := json.Unmarshal([]byte(do("list", "-o", "json")), &list); err != nil {
 			t.Fatal(err)
 		}
 		if len(list) != 1 || list[0].Name != "page" || list[0].Status != status || list[0].Revision != fmt.Sprint(revision) || list[0].Chart != "page-1.2.3" {
@@ -102,7 +102,7 @@ func TestHelm(t *testing.T) {
 		}
 		return err
 	})
-	if out := strings.TrimSpace(do("list", "--all", "-o", "json")); out != "[]" {
+	if out := strings.TrimSpace(do("list", "-o", "json")); out != "[]" {
 		t.Errorf("helm list after uninstall: %s", out)
 	}
 }
