@@ -36,6 +36,12 @@ func TestDocumentsNameMakeTargetsThatExist(t *testing.T) {
 	holds(t, checkMakeTargets(checkout(t)), nil)
 }
 
+func TestDocumentsNameTestsThatExist(t *testing.T) { holds(t, checkTestNames(checkout(t)), nil) }
+
+func TestTroubleshootingQuotesMessagesThatExist(t *testing.T) {
+	holds(t, checkMessages(checkout(t)), nil)
+}
+
 func TestArchitectureNamesEveryFolder(t *testing.T) { holds(t, checkMap(checkout(t)), nil) }
 
 func TestManualsMatchCommandLines(t *testing.T) {

@@ -100,6 +100,11 @@ func TestRulesCanFail(t *testing.T) {
 		"a target":             {checkMakeTargets, tree{"Makefile": "up: repo ## go\n", "a.md": "`make up`"}, ""},
 		"no target":            {checkMakeTargets, tree{"Makefile": "up: repo ## go\nX := up\n", "a.md": "`make fly`"}, "make fly"},
 		"no target in a block": {checkMakeTargets, tree{"Makefile": "up: repo\n", "a.md": "text\n\n    make fly\n"}, "make fly"},
+		"a test":               {checkTestNames, tree{"x/a_test.go": "func TestAll(t *testing.T) {", "a.md": "TestAll, Testing"}, ""},
+		"no test":              {checkTestNames, tree{"x/a_test.go": "func TestAll(t *testing.T) {", "a.md": "TestNone"}, "the test TestNone"},
+		"a message":            {checkMessages, tree{"x/a.go": `"port %d is \"in use\" by %s"`, "docs/troubleshooting.md": "| it says | x |\n|---|---|\n| port … is \"in use\" by … | y |\n"}, ""},
+		"no message":           {checkMessages, tree{"x/a.go": `"port %d is free"`, "docs/troubleshooting.md": "| it says | x |\n|---|---|\n| port … is taken | y |\n"}, `explains "is taken"`},
+		"no message, a table":  {checkMessages, tree{"docs/troubleshooting.md": "| it says | x |\n\n| symptom | x |\n|---|---|\n| slow | y |\n"}, ""},
 		"a folder on the map":  {checkMap, tree{"x/a.go": "", "ARCHITECTURE.md": "| `x/` |"}, ""},
 		"a folder off the map": {checkMap, tree{"x/a.go": "", "ARCHITECTURE.md": "x is here"}, "nothing of x/"},
 

@@ -151,6 +151,66 @@ func checkMakeTargets(tr tree) []string {
 	return bad
 }
 
+var (
+	testName = regexp.MustCompile(`\bTest[A-Z][A-Za-z0-9]+\b`)
+	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z][A-Za-z0-9]+)\(`)
+)
+
+// checkTestNames finds documents that speak of tests that are not there.
+func checkTestNames(tr tree) []string {
+	there := map[string]bool{}
+	for _, n := range tr.names("_test.go") {
+		for _, m := range testFunc.FindAllStringSubmatch(tr[n], -1) {
+			there[m[1]] = true
+		}
+	}
+	var bad []string
+	for _, n := range tr.names(".md") {
+		for _, t := range testName.FindAllString(tr[n], -1) {
+			if !there[t] {
+				bad = append(bad, fmt.Sprintf("%s names the test %s, which is not there", n, t))
+			}
+		}
+	}
+	return bad
+}
+
+// checkMessages finds messages that docs/troubleshooting.md explains and that no
+// program gives any more. They are in the first column of tables whose head ends in
+// "says"; what stands between two … must be in a program's source, word for word.
+func checkMessages(tr tree) []string {
+	var source strings.Builder
+	for _, n := range tr.names(".go") {
+		if !strings.HasSuffix(n, "_test.go") {
+			source.WriteString(strings.ReplaceAll(tr[n], `\"`, `"`))
+		}
+	}
+	said := source.String()
+	var bad []string
+	says := false
+	for _, line := range strings.Split(tr["docs/troubleshooting.md"], "\n") {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 || strings.HasPrefix(cells[1], "---") {
+			says = says && len(cells) >= 3
+			continue
+		}
+		first := strings.TrimSpace(cells[1])
+		if strings.HasSuffix(first, "says") {
+			says = true
+			continue
+		}
+		if !says {
+			continue
+		}
+		for _, part := range strings.FieldsFunc(first, func(r rune) bool { return r == '…' || r == ';' }) {
+			if part = strings.Trim(part, " :,."); len(part) > 3 && !strings.Contains(said, part) {
+				bad = append(bad, fmt.Sprintf("docs/troubleshooting.md explains %q, which no program says", part))
+			}
+		}
+	}
+	return bad
+}
+
 // checkMap finds top-level folders with Go in them that ARCHITECTURE.md leaves out.
 func checkMap(tr tree) []string {
 	seen := map[string]bool{}

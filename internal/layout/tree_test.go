@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -35,7 +36,22 @@ func top(t *testing.T) string {
 
 // checkout is this checkout's tree: what is under version control and what could
 // be, but for what is ignored; everything that is not hidden where there is no git.
+// It is read once for all tests.
 func checkout(t *testing.T) tree {
+	t.Helper()
+	once.Do(func() { read = readCheckout(t) })
+	if len(read) == 0 {
+		t.Fatal("the checkout could not be read")
+	}
+	return read
+}
+
+var (
+	once sync.Once
+	read tree
+)
+
+func readCheckout(t *testing.T) tree {
 	t.Helper()
 	root := top(t)
 	out, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
