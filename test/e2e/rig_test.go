@@ -1,105 +1,68 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/tripod-cluster/tripod/controlplane/peer"
+	access "github.com/tripod-cluster/tripod/test/cluster"
 	"github.com/tripod-cluster/tripod/test/fleet"
 )
 
-const hosts = 3
+const hosts = access.Hosts
 
 var (
-	// cluster is the fleet under test; FLEET_* in the environment choose another
-	// than the one of `make up`.
-	cluster = fleet.Fleet{Dir: os.Getenv("FLEET_DIR"), Net: os.Getenv("FLEET_NET"), Prefix: os.Getenv("FLEET_PREFIX")}
-	// state is where `make up` left the kubeconfig.
-	state = stateDir()
+	// there is the cluster under test; FLEET_* and TRIPOD_STATE in the environment
+	// choose another than the one of `make up`.
+	there   access.Cluster
+	cluster fleet.Fleet
+	state   string // where `make up` left the kubeconfig
 )
 
-func stateDir() string {
-	if d := os.Getenv("TRIPOD_STATE"); d != "" {
-		return d
-	}
-	return filepath.Join(fleet.Top(), ".tripod")
-}
-
-func kubeconfig() string { return filepath.Join(state, "kubeconfig") }
+func kubeconfig() string { return there.Kubeconfig() }
 
 func TestMain(m *testing.M) {
-	if _, err := os.Stat(kubeconfig()); err != nil {
-		fmt.Fprintf(os.Stderr, "no cluster to test (%v): run `make up` first, or `make e2e`, which does\n", err)
+	var err error
+	if there, err = access.FromEnv(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	cluster, state = there.Fleet, there.State
 	os.Exit(m.Run())
 }
 
 // dial opens a connection from the fleet's switch, which is where a client
 // outside the hosts stands.
 func dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	type result struct {
-		c   net.Conn
-		err error
-	}
-	ch := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		ns, err := netns.GetFromName(strings.TrimSuffix(cluster.Host(0), "0") + "sw")
-		if err != nil {
-			ch <- result{err: fmt.Errorf("the fleet's switch: %w", err)}
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			ch <- result{err: fmt.Errorf("enter the fleet's switch: %w", err)}
-			return
-		}
-		// Fallback would dial from another thread, in the machine's own namespace.
-		c, err := (&net.Dialer{Timeout: 5 * time.Second, FallbackDelay: -1}).DialContext(ctx, network, addr)
-		ch <- result{c, err}
-	}()
-	r := <-ch
-	return r.c, r.err
+	return there.Dial(ctx, network, addr)
 }
 
 // restConfig is the administrator's, through the virtual address; with an
 // address, through the peer there.
 func restConfig(t testing.TB, addr string) *rest.Config {
 	t.Helper()
-	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig())
+	c, err := there.RESTConfig(addr)
 	if err != nil {
 		t.Fatal(err)
-	}
-	c.Dial = dial
-	c.QPS = -1
-	if addr != "" {
-		c.Host = "https://" + addr + ":6443"
 	}
 	return c
 }
 
 func client(t testing.TB, addr string) *kubernetes.Clientset {
 	t.Helper()
-	c, err := kubernetes.NewForConfig(restConfig(t, addr))
+	c, err := there.Client(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,11 +85,7 @@ func kubectl(t testing.TB, args ...string) string {
 	return out
 }
 
-func tryKubectl(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	return cluster.Run(ctx, append([]string{"kubectl", "--kubeconfig", kubeconfig()}, args...)...)
-}
+func tryKubectl(args ...string) (string, error) { return there.Kubectl(args...) }
 
 // apply applies a manifest from text.
 func apply(t testing.TB, namespace, manifest string) string {
@@ -138,19 +97,7 @@ func apply(t testing.TB, namespace, manifest string) string {
 	return out
 }
 
-func tryApply(namespace, manifest string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	c := cluster.Command(ctx, "run", "kubectl", "--kubeconfig", kubeconfig(), "-n", namespace, "apply", "-f", "-")
-	c.Stdin = strings.NewReader(manifest)
-	var errs bytes.Buffer
-	c.Stderr = &errs
-	out, err := c.Output()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, errs.String())
-	}
-	return string(out), nil
-}
+func tryApply(namespace, manifest string) (string, error) { return there.Apply(namespace, manifest) }
 
 // in runs a shell script in host i and returns its standard output.
 func in(t testing.TB, i int, script string) string {
@@ -162,11 +109,7 @@ func in(t testing.TB, i int, script string) string {
 	return out
 }
 
-func tryIn(i int, script string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	return cluster.Sh(ctx, i, script)
-}
+func tryIn(i int, script string) (string, error) { return there.Script(i, script) }
 
 // eventually waits until f says nil, and fails with what it said last.
 func eventually(t testing.TB, within time.Duration, what string, f func() error) {
@@ -185,37 +128,15 @@ func eventually(t testing.TB, within time.Duration, what string, f func() error)
 }
 
 // status is what `controld status` says on host i.
-func status(i int) (peer.Status, error) {
-	var s peer.Status
-	// The exit code tells what the JSON says too.
-	out, err := tryIn(i, "timeout 10 controld status -o json || test $? -le 3")
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal([]byte(out), &s); err != nil {
-		return s, fmt.Errorf("controld status on host %d: %w: %q", i, err, out)
-	}
-	return s, nil
-}
+func status(i int) (peer.Status, error) { return there.Status(i) }
 
 // leader is the number of the host whose controld leads, as the others see it.
 func leader(t testing.TB) int {
 	t.Helper()
 	var found int
-	eventually(t, time.Minute, "a leader", func() error {
-		for i := 1; i <= hosts; i++ {
-			s, err := status(i)
-			if err != nil || s.Leader == "" {
-				continue
-			}
-			for k := 1; k <= hosts; k++ {
-				if s.Leader == cluster.Host(k) {
-					found = k
-					return nil
-				}
-			}
-		}
-		return fmt.Errorf("no peer knows a leader")
+	eventually(t, time.Minute, "a leader", func() (err error) {
+		found, err = there.Leader()
+		return err
 	})
 	return found
 }
@@ -224,33 +145,7 @@ func leader(t testing.TB) int {
 // ready. Tests that break something call it when they have mended it.
 func whole(t testing.TB) {
 	t.Helper()
-	eventually(t, 4*time.Minute, "the cluster is whole", func() error {
-		for i := 1; i <= hosts; i++ {
-			s, err := status(i)
-			if err != nil {
-				return err
-			}
-			if !s.Ready {
-				return fmt.Errorf("host %d waits for %s", i, s.Waiting)
-			}
-			up := 0
-			for _, p := range s.Peers {
-				if p.Voter && p.Reachable {
-					up++
-				}
-			}
-			ready := 0
-			for _, n := range s.Nodes {
-				if n.Ready == "True" {
-					ready++
-				}
-			}
-			if up != hosts || ready != hosts {
-				return fmt.Errorf("host %d sees %d voters up and %d nodes ready", i, up, ready)
-			}
-		}
-		return nil
-	})
+	eventually(t, 4*time.Minute, "the cluster is whole", there.Whole)
 }
 
 // namespace makes a namespace for the test and removes it afterwards.
