@@ -10,7 +10,7 @@ import (
 )
 
 // errUseControld tells a client that changes members where to go.
-var errUseControld = status.Error(codes.Unimplemented, "etcdserver: members are managed by controld: run 'controld token' on a peer and 'controld join' on the new one, or 'controld remove'")
+var errUseControld = status.Error(codes.Unimplemented, "etcdserver: members are managed by controld: run 'controld token' on a peer and 'controld join' on the new one, or 'controld peer remove'")
 
 type clusterServer struct {
 	s *Server

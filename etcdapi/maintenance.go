@@ -86,7 +86,7 @@ func (m *maintenanceServer) Defragment(context.Context, *pb.DefragmentRequest) (
 }
 
 func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_SnapshotServer) error {
-	return status.Error(codes.Unimplemented, "etcdserver: snapshots of this cluster are taken with 'controld snapshot save FILE' on a peer")
+	return status.Error(codes.Unimplemented, "etcdserver: snapshots of this cluster cannot be taken through its etcd API")
 }
 
 func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
