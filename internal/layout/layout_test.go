@@ -49,6 +49,11 @@ func TestManualsMatchCommandLines(t *testing.T) {
 	holds(t, bad, err)
 }
 
+func TestAdviceNamesCommandsThatExist(t *testing.T) {
+	bad, err := checkAdvice(checkout(t), "controld", "noded")
+	holds(t, bad, err)
+}
+
 // TestNoTraceOfTheMachine: the tree names neither the module proxy that this
 // machine uses, nor where this checkout or Go's caches are on it.
 func TestNoTraceOfTheMachine(t *testing.T) {

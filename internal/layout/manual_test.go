@@ -5,9 +5,50 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
+
+// commandsOf reads a daemon's commands and flags from its sources.
+func commandsOf(tr tree, daemon string) (commands, flags []string, err error) {
+	for _, n := range tr.names(".go") {
+		if !strings.HasPrefix(n, "cmd/"+daemon+"/") || strings.HasSuffix(n, "_test.go") {
+			continue
+		}
+		c, f, err := commandLine(n, tr[n])
+		if err != nil {
+			return nil, nil, err
+		}
+		commands, flags = append(commands, c...), append(flags, f...)
+	}
+	return commands, flags, nil
+}
+
+// checkAdvice finds messages and documents that tell to run a command, in quotes,
+// that the daemon does not have.
+func checkAdvice(tr tree, daemons ...string) ([]string, error) {
+	var bad []string
+	for _, d := range daemons {
+		commands, _, err := commandsOf(tr, d)
+		if err != nil {
+			return nil, err
+		}
+		advice := regexp.MustCompile("[`']" + d + ` ([a-z][a-z-]*)`)
+		for _, n := range tr.names("") {
+			if strings.HasSuffix(n, "_test.go") {
+				continue
+			}
+			for _, m := range advice.FindAllStringSubmatch(tr[n], -1) {
+				if !slices.Contains(commands, m[1]) && m[1] != "completion" {
+					bad = append(bad, fmt.Sprintf("%s tells to run `%s %s`, which is no command", n, d, m[1]))
+				}
+			}
+		}
+	}
+	return bad, nil
+}
 
 // checkManuals compares the manual page of each daemon with its command line:
 // every command that is not hidden and every flag must be on the page, and the
@@ -16,16 +57,9 @@ func checkManuals(tr tree, daemons ...string) ([]string, error) {
 	var bad []string
 	for _, d := range daemons {
 		page := strings.ReplaceAll(tr["packaging/man/"+d+".8"], `\-`, "-")
-		var commands, flags []string
-		for _, n := range tr.names(".go") {
-			if !strings.HasPrefix(n, "cmd/"+d+"/") || strings.HasSuffix(n, "_test.go") {
-				continue
-			}
-			c, f, err := commandLine(n, tr[n])
-			if err != nil {
-				return nil, err
-			}
-			commands, flags = append(commands, c...), append(flags, f...)
+		commands, flags, err := commandsOf(tr, d)
+		if err != nil {
+			return nil, err
 		}
 		for _, c := range commands {
 			if c != d && !strings.Contains(page, c) {

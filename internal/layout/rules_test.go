@@ -29,6 +29,7 @@ func TestRulesCanFail(t *testing.T) {
 	one := func(file string, paths ...string) tree { return tree{file: imports(paths...)} }
 	imp, packages := must(checkImports), must(checkPackages)
 	manuals := must(func(tr tree) ([]string, error) { return checkManuals(tr, "d") })
+	advice := must(func(tr tree) ([]string, error) { return checkAdvice(tr, "d") })
 	hosts := func(tr tree) []string { return checkTraces(tr, []string{"proxy.example.net"}) }
 	for name, c := range map[string]struct {
 		rule func(tree) []string
@@ -107,6 +108,9 @@ func TestRulesCanFail(t *testing.T) {
 		"no message, a table":  {checkMessages, tree{"docs/troubleshooting.md": "| it says | x |\n\n| symptom | x |\n|---|---|\n| slow | y |\n"}, ""},
 		"a folder on the map":  {checkMap, tree{"x/a.go": "", "ARCHITECTURE.md": "| `x/` |"}, ""},
 		"a folder off the map": {checkMap, tree{"x/a.go": "", "ARCHITECTURE.md": "x is here"}, "nothing of x/"},
+
+		"advice":          {advice, tree{"cmd/d/main.go": commands, "a.go": "run `d go --fast`, or d fly"}, ""},
+		"advice for none": {advice, tree{"cmd/d/main.go": commands, "a.md": "run `d fly`"}, "tells to run `d fly`"},
 
 		"a manual": {manuals, tree{"cmd/d/main.go": commands, "packaging/man/d.8": `.B d go
 .B \-\-fast \-\-config \-\-help`}, ""},
