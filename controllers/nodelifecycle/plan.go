@@ -189,10 +189,14 @@ func zoneOf(n *corev1.Node) string {
 }
 
 // survey counts the nodes by zone, and tells whether no zone has a ready node
-// left though there are nodes.
+// left though there are nodes. A node that has never reported is not lost, it is
+// just joining, and does not count.
 func survey(nodes []*corev1.Node) (zones map[string]zoneState, allDown bool) {
 	zones = map[string]zoneState{}
 	for _, n := range nodes {
+		if condition(n.Status.Conditions, corev1.NodeReady) == nil {
+			continue
+		}
 		z := zones[zoneOf(n)]
 		if readiness(n) == corev1.ConditionTrue {
 			z.ready++

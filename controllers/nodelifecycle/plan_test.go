@@ -110,6 +110,9 @@ func TestSurveyAndIntervals(t *testing.T) {
 	if _, allDown := survey([]*corev1.Node{zone("a", corev1.ConditionUnknown), zone("b", corev1.ConditionFalse)}); !allDown {
 		t.Error("all zones are down, and it is not seen")
 	}
+	if _, allDown := survey([]*corev1.Node{{}}); allDown {
+		t.Error("a node that is joining counts as lost")
+	}
 	if _, allDown := survey(nil); allDown {
 		t.Error("a cluster without nodes counts as down")
 	}

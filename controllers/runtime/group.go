@@ -29,7 +29,7 @@ type Options struct {
 	// its context before it counts as hung: 30 s.
 	HangGrace time.Duration
 	// StopGrace is how long an ended instance is waited for before its
-	// goroutines count as strays: 30 s.
+	// goroutines count as strays: 5 s. Run returns within twice that.
 	StopGrace time.Duration
 }
 
@@ -97,7 +97,7 @@ func NewGroup(o Options) *Group {
 		o.HangGrace = 30 * time.Second
 	}
 	if o.StopGrace <= 0 {
-		o.StopGrace = 30 * time.Second
+		o.StopGrace = 5 * time.Second
 	}
 	g := &Group{opts: o, stray: map[string]int{}}
 	g.metrics = newMetrics(o.Registerer, g)
