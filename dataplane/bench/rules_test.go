@@ -2,14 +2,12 @@ package bench
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,27 +17,17 @@ import (
 	"github.com/tripod-cluster/tripod/dataplane"
 	"github.com/tripod-cluster/tripod/dataplane/iptables"
 	"github.com/tripod-cluster/tripod/dataplane/nettest"
+	"github.com/tripod-cluster/tripod/test/figure"
 )
 
 func TestMain(m *testing.M) { nettest.Main(m) }
 
-// figure is one line of the result. Ratio above 1 is better for us.
-type figure struct {
-	Name  string   `json:"name"`
-	Unit  string   `json:"unit"`
-	Ours  float64  `json:"ours"`
-	Peer  *float64 `json:"peer"`
-	Ratio *float64 `json:"ratio"`
+func compare(name string, ours, peer time.Duration) figure.Figure {
+	return figure.Less(name, "ms", figure.Milliseconds(ours), figure.Milliseconds(peer))
 }
 
-func compare(name string, ours, peer time.Duration) figure {
-	o, p := float64(ours.Microseconds())/1000, float64(peer.Microseconds())/1000
-	r := p / o
-	return figure{Name: name, Unit: "ms", Ours: o, Peer: &p, Ratio: &r}
-}
-
-func alone(name string, ours time.Duration) figure {
-	return figure{Name: name, Unit: "ms", Ours: float64(ours.Microseconds()) / 1000}
+func alone(name string, ours time.Duration) figure.Figure {
+	return figure.Alone(name, "ms", figure.Milliseconds(ours))
 }
 
 func services(n int) []*dataplane.Service {
@@ -147,7 +135,7 @@ func TestBenchServiceRules(t *testing.T) {
 	if err := b.Cleanup(ctx); err != nil {
 		t.Fatal(err)
 	}
-	figures := []figure{}
+	var figures []figure.Figure
 	for _, peer := range []string{"iptables-nft", "iptables-legacy"} {
 		pf := timed(t, func() error { return pipe(saved, peer+"-restore", "--noflush") })
 		pe := median(t, runs, func(int) error { return pipe(step, peer+"-restore", "--noflush") })
@@ -165,21 +153,7 @@ func TestBenchServiceRules(t *testing.T) {
 	figures = append(figures, alone(fmt.Sprintf("one service more among %d", n), come),
 		alone(fmt.Sprintf("one service less among %d", n), gone),
 		alone(fmt.Sprintf("verification of %d services, nothing to repair", n), again))
-	for _, f := range figures {
-		line := fmt.Sprintf("%-75s %9.2f %s", f.Name, f.Ours, f.Unit)
-		if f.Peer != nil {
-			line += fmt.Sprintf("  peer %9.2f  ratio %6.2f", *f.Peer, *f.Ratio)
-		}
-		t.Log(line)
-	}
-	if dir == "" {
-		return
-	}
-	out, err := json.MarshalIndent(figures, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "rules.json"), append(out, '\n'), 0o644); err != nil {
+	if err := figure.Publish(dir, "rules", append(figures, figure.Load())); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -53,7 +53,8 @@ var rooms = []room{
 	{pkgs: []string{"dataplane/conntrack"}, own: []string{"dataplane"}, test: []string{"dataplane/nettest"}, never: everythingOfK8s, why: "it cleans flows of the service model"},
 	{pkgs: []string{"dataplane/kube"}, own: []string{"dataplane"}, never: kubernetesMachinery, why: "it turns Kubernetes objects into the service model and knows no backend"},
 	{pkgs: []string{"dataplane/modes"}, own: []string{"dataplane", "dataplane/iptables", "dataplane/ipvs"}, test: []string{"dataplane/nettest"}, never: everythingOfK8s, why: "it opens a backend by name"},
-	{pkgs: []string{"dataplane/flow", "dataplane/bench"}, test: []string{"dataplane/..."}, never: everythingOfK8s, why: "tests only"},
+	{pkgs: []string{"dataplane/flow"}, test: []string{"dataplane/..."}, never: everythingOfK8s, why: "tests only"},
+	{pkgs: []string{"dataplane/bench"}, test: []string{"dataplane/...", "test/figure"}, never: everythingOfK8s, why: "tests only"},
 	{pkgs: []string{"dataplane"}, never: everythingOfK8s, why: "the service model has no Kubernetes types"},
 
 	{pkgs: []string{"controlplane/vip"}, why: "it knows an address and no cluster"},
@@ -67,6 +68,7 @@ var rooms = []room{
 
 	{pkgs: []string{"images/*"}, only: nothing, why: "programs of images need the standard library alone"},
 	{pkgs: []string{"packaging", "internal/..."}, why: "nothing of the product"},
+	{pkgs: []string{"test/figure"}, only: nothing, why: "the form of benchmarks' results, for every package's benchmarks"},
 	{pkgs: []string{"test/fleet", "test/guest"}, why: "tools that know nothing of the product"},
 	{pkgs: []string{"test/..."}, own: []string{"..."}, why: "tests of the whole"},
 }
