@@ -109,6 +109,32 @@ func TestDeploymentLivesInTheStore(t *testing.T) {
 	}
 }
 
+// TestPodsStayOnALostNodeAsLongAsConfigured: the rig sets 77 seconds.
+func TestPodsStayOnALostNodeAsLongAsConfigured(t *testing.T) {
+	c, ctx := start(t), testContext(t)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "stays"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "x"}}}}
+	// The default ServiceAccount is a controller's to make, and none runs here.
+	if _, err := c.admin(t).CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	made, err := c.admin(t).CoreV1().Pods("default").Create(ctx, p, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, tol := range made.Spec.Tolerations {
+		if tol.Effect == corev1.TaintEffectNoExecute && tol.TolerationSeconds != nil {
+			found++
+			if *tol.TolerationSeconds != 77 {
+				t.Errorf("%s is tolerated for %d s", tol.Key, *tol.TolerationSeconds)
+			}
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d tolerations were added, want 2", found)
+	}
+}
+
 func TestServerSideApplyKeepsFieldOwners(t *testing.T) {
 	c, ctx := start(t), testContext(t)
 	maps := c.admin(t).CoreV1().ConfigMaps("default")

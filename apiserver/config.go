@@ -80,6 +80,12 @@ type Config struct {
 	// DefaultVersion.
 	Version string
 
+	// PodEvictionWait is how long the pods of a node that is not ready or not
+	// reachable stay bound to it when they say nothing else by a toleration, in
+	// whole seconds. Nil means upstream's five minutes. The setting is the
+	// process's, not the server's.
+	PodEvictionWait *time.Duration
+
 	// Handlers are served beside the API, by path, behind its authentication
 	// and authorization: a request needs the verb on the path as a
 	// non-resource URL. The handler finds the user in the request's context.

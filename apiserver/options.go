@@ -2,11 +2,14 @@ package apiserver
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	"k8s.io/kubernetes/plugin/pkg/admission/defaulttolerationseconds"
 )
 
 // The time a stopping server gives to its clients. Their sum, with the two
@@ -27,6 +30,9 @@ const gates = "UnknownVersionInteroperabilityProxy=false"
 func buildOptions(s *settings) (*options.ServerRunOptions, error) {
 	authn, audit, err := writeRuntimeFiles(s)
 	if err != nil {
+		return nil, err
+	}
+	if err := setEvictionWait(s.PodEvictionWait); err != nil {
 		return nil, err
 	}
 	o := options.NewServerRunOptions()
@@ -104,6 +110,23 @@ func setGates(o *options.ServerRunOptions, own string) error {
 	}
 	if err := registry.Set(); err != nil {
 		return fmt.Errorf("feature gates: %w", err)
+	}
+	return nil
+}
+
+// setEvictionWait sets what the admission plugin adds to pods. Upstream keeps it in
+// variables that only flags reach.
+func setEvictionWait(wait *time.Duration) error {
+	if wait == nil {
+		return nil
+	}
+	fs := pflag.NewFlagSet("tolerations", pflag.ContinueOnError)
+	defaulttolerationseconds.RegisterFlags(fs)
+	seconds := strconv.FormatInt(int64(wait.Seconds()), 10)
+	for _, name := range []string{"default-not-ready-toleration-seconds", "default-unreachable-toleration-seconds"} {
+		if err := fs.Set(name, seconds); err != nil {
+			return fmt.Errorf("set how long pods stay on a lost node: %w", err)
+		}
 	}
 	return nil
 }

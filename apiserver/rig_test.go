@@ -100,6 +100,7 @@ func newCluster(temp string) (*cluster, error) {
 	if _, err := pki.EnsureHost(c.dir, host, time.Now()); err != nil {
 		return nil, err
 	}
+	evictionWait := 77 * time.Second
 	c.store = store.New(store.Options{})
 	proposer := store.NewLocal(c.store)
 	leaser := localleaser.New(c.store, proposer)
@@ -126,6 +127,8 @@ func newCluster(temp string) (*cluster, error) {
 		PKI:        c.dir,
 		RuntimeDir: filepath.Join(temp, "run"),
 		AuditLog:   c.auditLog,
+
+		PodEvictionWait: &evictionWait,
 		Handlers: map[string]http.Handler{apiserver.PathJoin: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			user, _ := request.UserFrom(r.Context())
 			c.joined <- user.GetName()

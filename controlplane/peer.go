@@ -335,9 +335,10 @@ func (p *Peer) runAPI(ctx context.Context, socket, runtimeDir string) error {
 		Store: p.store, Proposer: p.writes, Leaser: p.node, EtcdSocket: socket,
 		BindAddress: p.cfg.ListenAddress, Port: p.cfg.APIPort, AdvertiseAddress: p.id.Address, PKI: p.pki,
 		ServiceCIDR: p.id.Cluster.ServiceCIDR, NodePorts: p.id.Cluster.NodePortRange,
-		RuntimeDir:  filepath.Join(runtimeDir, "apiserver"),
-		Handlers:    map[string]http.Handler{peer.JoinPath: http.HandlerFunc(p.serveJoin)},
-		ReadyChecks: map[string]func() error{"raft-leader": p.hasLeader},
+		RuntimeDir:      filepath.Join(runtimeDir, "apiserver"),
+		PodEvictionWait: (*time.Duration)(&p.cfg.PodEvictionWait),
+		Handlers:        map[string]http.Handler{peer.JoinPath: http.HandlerFunc(p.serveJoin)},
+		ReadyChecks:     map[string]func() error{"raft-leader": p.hasLeader},
 	}
 	if p.cfg.AuditLog != "none" {
 		conf.AuditLog = p.cfg.AuditLog

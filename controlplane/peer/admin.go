@@ -81,7 +81,7 @@ type TokenRequest struct {
 // TokenResponse carries a join token: a secret.
 type TokenResponse struct {
 	Word    string    `json:"word"`
-	Host    string    `json:"host"` // the vip, or the address of the answering peer
+	Host    string    `json:"host"` // the address of the answering peer
 	Expires time.Time `json:"expires"`
 }
 

@@ -172,6 +172,13 @@ func (c Cluster) Validate(peer netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("cluster CIDR: %w", err)
 	}
+	if pods.Bits() > nodeMask(pods) {
+		return fmt.Errorf("the cluster CIDR %s is too small: each node takes a /%d of it", pods, nodeMask(pods))
+	}
+	var low, high int
+	if n, err := fmt.Sscanf(c.NodePortRange, "%d-%d", &low, &high); n != 2 || err != nil || low < 1 || high > 65535 || low > high {
+		return fmt.Errorf("node ports: %q is not a range of ports such as 30000-32767", c.NodePortRange)
+	}
 	if svc.Overlaps(pods) {
 		return fmt.Errorf("the service CIDR %s and the cluster CIDR %s overlap", svc, pods)
 	}
@@ -192,6 +199,14 @@ func (c Cluster) Validate(peer netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// nodeMask is the length of the block that a node takes of the cluster CIDR.
+func nodeMask(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return 24
+	}
+	return 64
 }
 
 // FirstServiceIP is the address of the `kubernetes` Service.
