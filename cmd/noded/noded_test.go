@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/tripod-cluster/tripod/nodeagent/config"
 )
 
@@ -128,7 +130,24 @@ func TestNodeIPIsTheConfiguredOneOrTheFirstOfTheInterface(t *testing.T) {
 	if _, err := nodeIP(c, nil); err == nil || !strings.Contains(err.Error(), "set nodeIP") {
 		t.Errorf("without peers: %v", err)
 	}
-	// Whatever this machine has: each of an interface's addresses leads to its first.
+	// Each of an interface's addresses leads to its first.
+	l := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}}
+	if err := netlink.LinkAdd(l); err != nil {
+		t.Fatal(err)
+	}
+	defer netlink.LinkDel(l)
+	for _, a := range []string{"192.0.2.1/24", "198.51.100.1/24", "192.0.2.10/24"} {
+		ad, err := netlink.ParseAddr(a)
+		if err == nil {
+			err = netlink.AddrAdd(l, ad)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := firstOnInterface(netip.MustParseAddr("192.0.2.10")); err != nil || got.String() != "192.0.2.1" {
+		t.Errorf("a later address leads to %v, %v", got, err)
+	}
 	ifs, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)

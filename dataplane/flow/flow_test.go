@@ -247,7 +247,7 @@ func TestSwitchingModesLeavesNothingOfTheOld(t *testing.T) {
 		w.expect(w.Client, dataplane.TCP, at(nettest.NodeIP, nodePort), "", w.B)
 		w.expect(w.Node, dataplane.TCP, cluster(s), "", w.B)
 		for _, other := range []string{modes.IPTables, modes.IPVS} {
-			if traces := traces(t, other); other != mode && len(traces) > 0 {
+			if traces := nettest.Traces(t, other); other != mode && len(traces) > 0 {
 				t.Errorf("in mode %s there is of mode %s: %v", mode, other, traces)
 			} else if other == mode && len(traces) == 0 {
 				t.Errorf("found no trace of mode %s while it is in use: the check is blind", mode)
@@ -273,7 +273,7 @@ func TestSwitchingModesLeavesNothingOfTheOld(t *testing.T) {
 	if err := b.Cleanup(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if left := append(traces(t, modes.IPTables), traces(t, modes.IPVS)...); len(left) > 0 {
+	if left := append(nettest.Traces(t, modes.IPTables), nettest.Traces(t, modes.IPVS)...); len(left) > 0 {
 		t.Errorf("after clean-up there is still %v", left)
 	}
 }

@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -13,28 +12,6 @@ import (
 	"github.com/tripod-cluster/tripod/dataplane/modes"
 	"github.com/tripod-cluster/tripod/dataplane/nettest"
 )
-
-// virtualServers lists IPVS' virtual servers; none where the kernel has no IPVS.
-func virtualServers(t *testing.T) []string {
-	t.Helper()
-	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-		return nil
-	}
-	h, err := ipvs.New("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
-	svcs, err := h.GetServices()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	for _, s := range svcs {
-		out = append(out, fmt.Sprintf("virtual server %s:%d/%d", s.Address, s.Port, s.Protocol))
-	}
-	return out
-}
 
 // destinations lists the destinations of one virtual server with their weights.
 func destinations(t *testing.T, s *dataplane.Service) map[string]int {
@@ -88,7 +65,7 @@ func TestDraining(t *testing.T) {
 	eventually(t, "a destination without connections to go", func() bool { return len(destinations(t, unused)) == 1 })
 	w.set(w.with(unused))
 	eventually(t, "a virtual server without destinations to go", func() bool {
-		return !slices.Contains(virtualServers(t), "virtual server "+unused.ClusterIP.String()+":80/6")
+		return !slices.Contains(nettest.VirtualServers(t), "virtual server "+unused.ClusterIP.String()+":80/6")
 	})
 	datagrams := w.service(dataplane.UDP, 3, []*nettest.Host{w.B, w.C}, nil)
 	w.expect(w.A, dataplane.UDP, cluster(datagrams), "", w.B, w.C)
