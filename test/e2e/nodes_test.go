@@ -151,9 +151,13 @@ func TestHostCutFromNetwork(t *testing.T) {
 		return nil
 	})
 	followed := time.Since(cut)
-	if s, _, err := nodeReady(c, name); err != nil || s != corev1.ConditionUnknown {
-		t.Errorf("node %s, of which nothing is heard: Ready is %q (%v), want Unknown", name, s, err)
-	}
+	eventually(t, time.Minute, "node "+name+", of which nothing is heard, is of unknown state", func() error {
+		s, _, err := nodeReady(c, name)
+		if err == nil && s != corev1.ConditionUnknown {
+			err = fmt.Errorf("Ready is %s", s)
+		}
+		return err
+	})
 	var left []corev1.Pod
 	for _, p := range pods {
 		if !old[p.Name] {
@@ -287,7 +291,7 @@ func TestNodedRestart(t *testing.T) {
 			})
 			took := time.Since(hit)
 			// It has taken its pods over when it can act on them: one more comes and goes.
-			apply(t, ns, fmt.Sprintf(`
+			manifest(t, ns, fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: after}
@@ -318,11 +322,11 @@ spec:
 				t.Errorf("processes before %v, after %v", before, after)
 			}
 			for _, was := range pods {
-				p, err := c.CoreV1().Pods(ns).Get(context.Background(), was.Name, metav1.GetOptions{})
-				if err != nil {
-					t.Error(err)
-					continue
-				}
+				var p *corev1.Pod
+				eventually(t, time.Minute, "get pod "+was.Name, func() (err error) {
+					p, err = c.CoreV1().Pods(ns).Get(context.Background(), was.Name, metav1.GetOptions{})
+					return err
+				})
 				for k, s := range p.Status.ContainerStatuses {
 					if s.RestartCount != 0 || s.ContainerID != was.Status.ContainerStatuses[k].ContainerID {
 						t.Errorf("pod %s: restart count %d, container %s, was %s", p.Name, s.RestartCount, s.ContainerID, was.Status.ContainerStatuses[k].ContainerID)
@@ -344,9 +348,13 @@ spec:
 func remove(t *testing.T, ns, name string) {
 	t.Helper()
 	c := client(t, "")
-	if err := c.CoreV1().Pods(ns).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	change(t, "delete pod "+name, func() error {
+		err := c.CoreV1().Pods(ns).Delete(context.Background(), name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) { // an earlier try had come through
+			return nil
+		}
+		return err
+	})
 	eventually(t, 2*time.Minute, "pod "+name+" is gone", func() error {
 		_, err := c.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 		switch {
@@ -364,10 +372,10 @@ func TestPods(t *testing.T) {
 	whole(t)
 	ns := namespace(t)
 	c := client(t, "")
-	run := func(t *testing.T, manifest string) *corev1.Pod {
+	run := func(t *testing.T, text string) *corev1.Pod {
 		t.Helper()
-		apply(t, ns, manifest)
-		name := regexp.MustCompile(`kind: Pod\nmetadata: \{name: (\S+)\}`).FindStringSubmatch(manifest)[1]
+		manifest(t, ns, text)
+		name := regexp.MustCompile(`kind: Pod\nmetadata: \{name: (\S+)\}`).FindStringSubmatch(text)[1]
 		var p *corev1.Pod
 		eventually(t, 3*time.Minute, "pod "+name+" is ready", func() (err error) {
 			if p, err = c.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{}); err != nil {
@@ -565,7 +573,7 @@ spec:
 			if got, err := get(w, url(p, "/files?path=/etc/config/key")); err != nil || got != "before" {
 				t.Fatalf("key: %q, %v", got, err)
 			}
-			apply(t, ns, `
+			manifest(t, ns, `
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: changing}
@@ -583,9 +591,12 @@ data: {key: after, new: y}
 			if err != nil || strings.Contains(names, "gone") || !strings.Contains(names, "new") {
 				t.Errorf("files: %q, %v", names, err)
 			}
-			now, err := c.CoreV1().Pods(ns).Get(context.Background(), p.Name, metav1.GetOptions{})
-			if err != nil || now.Status.ContainerStatuses[0].RestartCount != 0 {
-				t.Errorf("the pod was restarted: %+v, %v", now.Status.ContainerStatuses, err)
+			eventually(t, time.Minute, "get the pod", func() (err error) {
+				p, err = c.CoreV1().Pods(ns).Get(context.Background(), p.Name, metav1.GetOptions{})
+				return err
+			})
+			if p.Status.ContainerStatuses[0].RestartCount != 0 {
+				t.Errorf("the pod was restarted: %+v", p.Status.ContainerStatuses)
 			}
 			t.Logf("seen after %v", time.Since(began).Round(100*time.Millisecond))
 		})

@@ -129,14 +129,21 @@ func value(answer, key string) string {
 // route is a way to a Service: from a network namespace to a URL.
 type route struct{ from, url string }
 
+// service is the Service called site.
+func service(t *testing.T, ns string) (s *corev1.Service) {
+	t.Helper()
+	eventually(t, time.Minute, "get the Service", func() (err error) {
+		s, err = client(t, "").CoreV1().Services(ns).Get(context.Background(), "site", metav1.GetOptions{})
+		return err
+	})
+	return s
+}
+
 // routes are the ways to the Service called site: NodePorts of the given hosts from
 // outside, and the ClusterIP from each of these hosts.
 func routes(t *testing.T, ns string, hosts ...int) []route {
 	t.Helper()
-	s, err := client(t, "").CoreV1().Services(ns).Get(context.Background(), "site", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := service(t, ns)
 	var r []route
 	for _, i := range hosts {
 		r = append(r, route{outside(), fmt.Sprintf("http://%s:%d", cluster.Addr(i), s.Spec.Ports[0].NodePort)},
@@ -230,7 +237,7 @@ func startSite(t *testing.T) (ns string, rs []route, pods []corev1.Pod) {
 	t.Helper()
 	whole(t)
 	ns = namespace(t)
-	apply(t, ns, site)
+	manifest(t, ns, site)
 	pods = waitReady(t, ns, "app=site", 3)
 	on := map[string]bool{}
 	for _, p := range pods {
@@ -311,12 +318,25 @@ func only(t *testing.T, ns, selector string, n int) []corev1.Pod {
 	return ready
 }
 
+// manifest applies a manifest, also while the control plane changes hands.
+func manifest(t *testing.T, ns, text string) {
+	t.Helper()
+	eventually(t, 2*time.Minute, "kubectl apply", func() error { _, err := tryApply(ns, text); return err })
+}
+
+// change makes a change, which may be made twice, also while the control plane changes hands.
+func change(t *testing.T, what string, f func() error) {
+	t.Helper()
+	eventually(t, 2*time.Minute, what, f)
+}
+
 func scale(t *testing.T, ns, name string, n int) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, n)
-	if _, err := client(t, "").AppsV1().Deployments(ns).Patch(context.Background(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "scale"); err != nil {
-		t.Fatalf("scale %s to %d: %v", name, n, err)
-	}
+	change(t, fmt.Sprintf("scale %s to %d", name, n), func() error {
+		_, err := client(t, "").AppsV1().Deployments(ns).Patch(context.Background(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "scale")
+		return err
+	})
 }
 
 // TestPodsReachEachOther: every pod reaches every pod by its address, itself
@@ -326,7 +346,7 @@ func TestPodsReachEachOther(t *testing.T) {
 	whole(t)
 	ns := namespace(t)
 	// A client beside each server, so that a request through the Service can come back to the pod that made it.
-	apply(t, ns, strings.Replace(site, "      containers:\n", `      containers:
+	manifest(t, ns, strings.Replace(site, "      containers:\n", `      containers:
       - name: client
         image: tripod.local/client:1
         command: [sh, -c, "trap exit TERM; sleep infinity & wait"]
@@ -349,7 +369,13 @@ func TestPodsReachEachOther(t *testing.T) {
 		wg.Go(func() {
 			script := fmt.Sprintf("for u in %s; do echo target=$u; curl -sS --max-time 15 $u 2>&1; done; for u in %s; do for n in $(seq 30); do echo target=$u; curl -sS --max-time 15 $u 2>&1; done; done",
 				strings.Join(direct, " "), strings.Join(urls, " "))
-			out, err := tryKubectl("-n", ns, "exec", p.Name, "-c", "client", "--", "sh", "-c", script)
+			var out string
+			var err error
+			for range 5 { // a connection of exec ends with the peer that it goes through
+				if out, err = tryKubectl("-n", ns, "exec", p.Name, "-c", "client", "--", "sh", "-c", script); err == nil {
+					break
+				}
+			}
 			if err != nil {
 				t.Errorf("pod %s: %v", p.Name, err)
 				return
@@ -390,10 +416,7 @@ func TestPodsReachEachOther(t *testing.T) {
 		if !strings.Contains(addr, ":") {
 			addr += ":80"
 		} else {
-			s, err := client(t, "").CoreV1().Services(ns).Get(context.Background(), "site", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := service(t, ns)
 			addr = fmt.Sprintf("%s:%d", addr[:strings.Index(addr, ":")], s.Spec.Ports[1].NodePort)
 		}
 		eventually(t, 30*time.Second, "UDP from "+r.from+" to "+addr, func() error {
@@ -441,9 +464,10 @@ func TestRollingUpdateUnderTraffic(t *testing.T) {
 	l.more(t, 100)
 	c := client(t, "")
 	patch := `{"spec":{"template":{"spec":{"containers":[{"name":"web","env":[{"name":"WHO","value":"v2"}]}]}}}}`
-	if _, err := c.AppsV1().Deployments(ns).Patch(context.Background(), "site", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	change(t, "update the template", func() error {
+		_, err := c.AppsV1().Deployments(ns).Patch(context.Background(), "site", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	})
 	eventually(t, 4*time.Minute, "the new version has taken over", func() error {
 		d, err := c.AppsV1().Deployments(ns).Get(context.Background(), "site", metav1.GetOptions{})
 		if err != nil {
