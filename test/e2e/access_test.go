@@ -26,7 +26,7 @@ func TestAccess(t *testing.T) {
 	if r := cani("*", "*", "--all-namespaces"); r.code != 0 || r.out != "yes\n" {
 		t.Errorf("the administrator may do everything: %v", r)
 	}
-	for _, args := range [][]string{{"create", "pods"}, {"get", "secrets"}, {"get", "pods/exec"}, {"list", "pods", "-n", "default"}, {"list", "nodes"}} {
+	for _, args := range [][]string{{"create", "pods"}, {"get", "secrets"}, {"create", "pods", "--subresource=exec"}, {"list", "pods", "-n", "default"}, {"list", "nodes"}} {
 		if r := cani(append(args, reader)...); r.code != 1 || r.out != "no\n" {
 			t.Errorf("a reader may %s: %v", strings.Join(args, " "), r)
 		}
@@ -91,7 +91,7 @@ func TestPodToken(t *testing.T) {
 		curl -sS --max-time 20 --cacert $d/ca.crt -o /tmp/answer -w '%{http_code}\n' -H 'Authorization: Bearer no.such.token' $api/api
 		curl -sS --max-time 20 --cacert $d/ca.crt -o /tmp/answer -w '%{http_code}\n' $api/api/v1/namespaces/$ns/configmaps
 	`
-	want := "namespace " + ns + "\n" + strings.Repeat("200 1\n", 9) + "200 1\n403 1\n403 1\n401\n403\n"
+	want := "namespace " + ns + "\n" + strings.Repeat("200 1\n", 9) + "200 1\n403 1\n403 1\n401\n401\n"
 	if r := run(t, nil, nil, kubectlIn(ns, "exec", "app", "--", "sh", "-c", script)...); r.out != want {
 		t.Errorf("asked in the pod: %v\nwant %s", r, want)
 	}

@@ -51,6 +51,13 @@ func kubectlIn(ns string, args ...string) []string {
 	return append([]string{"kubectl", "--kubeconfig", kubeconfig(), "-n", ns}, args...)
 }
 
+// kubectlVia goes through host i's peer instead of the virtual address: a
+// connection that lasts does not break when the leadership moves, as it does on
+// a machine that is too busy.
+func kubectlVia(i int, ns string, args ...string) []string {
+	return kubectlIn(ns, append([]string{"--server", "https://" + cluster.Addr(i) + ":6443"}, args...)...)
+}
+
 // process is a command that runs beside the test; what it prints on both outputs
 // is kept together. It is ended with the test.
 type process struct {

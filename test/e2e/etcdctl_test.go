@@ -148,11 +148,10 @@ func TestEtcdctl(t *testing.T) {
 		say(etcdctl(t, etcdAt(1), "lease", "timetolive", id), "lease "+id+" already expired\n")
 
 		// Kept alive through a follower or the leader, a short lease outlives its time; left alone, it does not.
-		short := grant("3")
-		etcdctl(t, etcdAt(1), "put", p+"short", "yes", "--lease="+short)
+		short := grant("8")
 		k := start(t, etcdctlLine(etcdAt(2), "lease", "keep-alive", short)...)
-		alive := "lease " + short + " keepalived with TTL(3)\n"
-		k.prints(t, strings.Repeat(alive, 5)) // one a second: more than its time
+		etcdctl(t, etcdAt(1), "put", p+"short", "yes", "--lease="+short)
+		k.prints(t, strings.Repeat("lease "+short+" keepalived with TTL(8)\n", 5)) // one in a third of its time
 		say(etcdctl(t, etcdAt(3), "get", p+"short", "--print-value-only"), "yes\n")
 		k.stop()
 		eventually(t, time.Minute, "the lease runs out and takes its key along", func() error {
@@ -166,7 +165,6 @@ func TestEtcdctl(t *testing.T) {
 
 // TestEtcdctlCluster: the peers as etcdctl sees them.
 func TestEtcdctlCluster(t *testing.T) {
-	whole(t)
 	out := etcdctl(t, etcdAt(), "member", "list", "-w", "json")
 	var members struct {
 		Members []struct {
@@ -195,7 +193,29 @@ func TestEtcdctlCluster(t *testing.T) {
 		}
 	}
 
-	out = etcdctl(t, etcdAt(), "endpoint", "status", "-w", "json")
+	// An election may be on when it is asked.
+	eventually(t, 3*time.Minute, "endpoint status names one leader of three", func() error { return endpointStatus(t) })
+	eventually(t, 3*time.Minute, "endpoint health says that all are healthy", func() error {
+		r := run(t, nil, nil, etcdctlLine(etcdAt(), "endpoint", "health", "-w", "json")...)
+		var health []struct {
+			Endpoint string
+			Health   bool
+		}
+		if err := json.Unmarshal([]byte(r.out), &health); err != nil || r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		for _, h := range health {
+			if !h.Health || len(health) != hosts {
+				return fmt.Errorf("%+v", health)
+			}
+		}
+		return nil
+	})
+}
+
+// endpointStatus says what is wrong with what etcdctl tells about the peers.
+func endpointStatus(t *testing.T) error {
+	r := run(t, nil, nil, etcdctlLine(etcdAt(), "endpoint", "status", "-w", "json")...)
 	var status []struct {
 		Endpoint string
 		Status   struct {
@@ -209,8 +229,8 @@ func TestEtcdctlCluster(t *testing.T) {
 			Errors  []string
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status) != hosts {
-		t.Fatalf("%v: %s", err, out)
+	if err := json.Unmarshal([]byte(r.out), &status); err != nil || r.code != 0 || len(status) != hosts {
+		return fmt.Errorf("%v: %v", err, r)
 	}
 	leaders, ids := 0, map[uint64]bool{}
 	for _, s := range status {
@@ -220,26 +240,13 @@ func TestEtcdctlCluster(t *testing.T) {
 		}
 		if s.Status.Leader != status[0].Status.Leader || s.Status.Header.ClusterID != status[0].Status.Header.ClusterID ||
 			s.Status.DBSize <= 0 || !strings.HasPrefix(s.Status.Version, "3.7.") || len(s.Status.Errors) > 0 {
-			t.Errorf("status %+v", s)
+			return fmt.Errorf("status %+v", s)
 		}
 	}
 	if leaders != 1 || len(ids) != hosts {
-		t.Errorf("%d endpoints lead, %d members answer: %s", leaders, len(ids), out)
+		return fmt.Errorf("%d endpoints lead, %d members answer: %s", leaders, len(ids), r.out)
 	}
-
-	out = etcdctl(t, etcdAt(), "endpoint", "health", "-w", "json")
-	var health []struct {
-		Endpoint string
-		Health   bool
-	}
-	if err := json.Unmarshal([]byte(out), &health); err != nil || len(health) != hosts {
-		t.Fatalf("%v: %s", err, out)
-	}
-	for _, h := range health {
-		if !h.Health {
-			t.Errorf("%+v", h)
-		}
-	}
+	return nil
 }
 
 // TestEtcdRefusesStrangers: who has no client certificate of this cluster's etcd

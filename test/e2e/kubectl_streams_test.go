@@ -89,7 +89,7 @@ func testExec(t *testing.T, ns string) {
 }
 
 func testTerminal(t *testing.T, ns string) {
-	p := startTTY(t, 24, 80, kubectlIn(ns, "exec", "-it", "talker", "-c", "work", "--", "sh")...)
+	p := startTTY(t, 24, 80, kubectlVia(1, ns, "exec", "-it", "talker", "-c", "work", "--", "sh")...)
 	// What the shell prints differs from what is typed, which the terminal echoes.
 	p.key(t, "echo is-$((40+2))-a; stty size; tty\n")
 	p.prints(t, "is-42-a")
@@ -151,7 +151,7 @@ func testCopy(t *testing.T, ns string) {
 func testPortForward(t *testing.T, ns string) {
 	forwarded := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+) -> \d+`)
 	for _, target := range []string{"pod/talker :8080", "service/talker :80"} {
-		p := start(t, kubectlIn(ns, append([]string{"port-forward"}, strings.Fields(target)...)...)...)
+		p := start(t, kubectlVia(1, ns, append([]string{"port-forward"}, strings.Fields(target)...)...)...)
 		p.prints(t, "Forwarding from 127.0.0.1:")
 		var addr string
 		eventually(t, time.Minute, "the port", func() error {
@@ -199,7 +199,7 @@ func download(url string) ([]byte, error) {
 // testLogs: a follower sees lines as they are printed, and ends with the
 // container; the next one follows the next run, and the run before is still there.
 func testLogs(t *testing.T, ns string) {
-	p := start(t, kubectlIn(ns, "logs", "-f", "talker", "-c", "talk", "--tail=1")...)
+	p := start(t, kubectlVia(1, ns, "logs", "-f", "talker", "-c", "talk", "--tail=1")...)
 	var seen int
 	p.prints(t, "run 1 line")
 	line := regexp.MustCompile(`run 1 line (\d+)\n`)
@@ -243,7 +243,7 @@ func testLogs(t *testing.T, ns string) {
 		}
 		return fmt.Errorf("%v", pod.Status.ContainerStatuses)
 	})
-	p = start(t, kubectlIn(ns, "logs", "-f", "talker", "-c", "talk")...)
+	p = start(t, kubectlVia(1, ns, "logs", "-f", "talker", "-c", "talk")...)
 	p.prints(t, "run 2 line 0\n")
 	p.prints(t, "run 2 line 5\n")
 	if strings.Contains(p.output(), "run 1") {

@@ -31,7 +31,7 @@ spec:
 // TestKubectlDeployment is the life of a Deployment in an operator's hands.
 func TestKubectlDeployment(t *testing.T) {
 	ns := namespace(t)
-	watch := start(t, kubectlIn(ns, "get", "pods", "-w")...)
+	watch := start(t, kubectlVia(1, ns, "get", "pods", "-w")...)
 	if out := apply(t, ns, roller); !strings.Contains(out, "deployment.apps/roller created") {
 		t.Errorf("apply: %q", out)
 	}
