@@ -441,11 +441,12 @@ func (p *Peer) followLeadership(ctx context.Context) error {
 	}
 }
 
-// client is the API's, for tasks of this process.
+// client is the API's, for tasks of this process. It may be used while the API is
+// not ready: what it is asked then fails or waits.
 func (p *Peer) client() (kubernetes.Interface, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kube == nil || p.waiting != "" {
+	if p.kube == nil {
 		return nil, fmt.Errorf("this peer does not serve yet: it waits for %s", p.waiting)
 	}
 	return p.kube, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tripod-cluster/tripod/apiserver"
@@ -18,6 +19,8 @@ import (
 const (
 	defaultTokenTTL = 24 * time.Hour
 	maxTokenTTL     = 365 * 24 * time.Hour
+	// tokenPatience is how long the making of a token is tried.
+	tokenPatience = 20 * time.Second
 )
 
 // makeToken makes a join token: a bootstrap token Secret that expires, in the
@@ -61,8 +64,20 @@ func (p *Peer) makeToken(ctx context.Context, q peer.TokenRequest) (peer.TokenRe
 		Type:       corev1.SecretTypeBootstrapToken,
 		StringData: data,
 	}
-	if _, err := client.CoreV1().Secrets(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
-		return out, fmt.Errorf("store the join token: %w", err)
+	// A peer that has just started, or an election under way, is no reason to send
+	// an operator away: the Secret has a name of its own and can be made again.
+	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
+	defer cancel()
+	for {
+		_, err = client.CoreV1().Secrets(s.Namespace).Create(ctx, s, metav1.CreateOptions{})
+		if err == nil || apierrors.IsAlreadyExists(err) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return out, fmt.Errorf("store the join token: %w", err)
+		case <-time.After(500 * time.Millisecond):
+		}
 	}
 	out.Word = tok.Word()
 	// A peer is asked by its own address, not by the vip: the cluster may be without
