@@ -77,7 +77,6 @@ var rooms = []room{
 // minutes that the tests of everything else must not pay for.
 var kubernetesUsers = []string{
 	"apiserver/...", "controlplane/...", "cmd/controld",
-	"internal/deps",        // keeps the requirement in go.mod; built by nobody (build tag deps)
 	"test/conformance/...", // runs upstream's own tests
 }
 
