@@ -69,8 +69,8 @@ vet: ## go vet
 unit: deps ## unit tests, root's network namespaces included
 	@.ci/gotest unit go test -timeout 15m $(UNIT)
 
-guest: deps ## tests that need a kernel of their own, under QEMU: packet flow over IPVS and iptables
-	@.ci/gotest guest test/guest/run ./dataplane/flow -test.v
+guest: deps ## tests that need a kernel of their own, under QEMU: packet flow over IPVS and iptables, noded's reload
+	@.ci/gotest guest test/guest/run ./dataplane/flow,./cmd/noded -test.v
 
 e2e: up ## end-to-end tests on the fleet
 	@.ci/gotest e2e go test ./test/e2e/... -count=1 -v -timeout 45m || { $(FLEET) collect $(T)/logs/fleet; exit 1; }

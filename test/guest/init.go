@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initMain is pid 1 of the guest: it mounts, loads modules, runs the program and ends the machine.
+// initMain is pid 1 of the guest: it mounts, loads modules, runs the programs and ends the machine.
 func initMain() {
 	code, err := runJob()
 	if err != nil {
@@ -62,18 +62,33 @@ func runJob() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("set lo up: %w", err)
 	}
-	cmd := exec.Command(j.Args[0], j.Args[1:]...)
+	code := 0
+	for _, p := range j.Programs {
+		c, err := runProgram(p, j)
+		if err != nil {
+			return 0, err
+		}
+		if code == 0 {
+			code = c
+		}
+	}
+	return code, nil
+}
+
+// runProgram runs one program to its end and returns its exit code.
+func runProgram(path string, j job) (int, error) {
+	cmd := exec.Command(path, j.Args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Dir = base
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "TMPDIR=/tmp"}, j.Env...)
-	err = cmd.Run()
+	err := cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
 		return 0, nil
 	case errors.As(err, &exit):
 		if exit.ExitCode() < 0 {
-			return 0, fmt.Errorf("%s: %w", j.Args[0], err) // a signal
+			return 0, fmt.Errorf("%s: %w", path, err) // a signal
 		}
 		return exit.ExitCode(), nil
 	}

@@ -19,9 +19,10 @@ import (
 
 // job is what the launcher leaves for init in the initramfs.
 type job struct {
-	Args    []string
-	Env     []string
-	Modules []string // files, in load order
+	Programs []string // run one after the other, each with Args
+	Args     []string
+	Env      []string
+	Modules  []string // files, in load order
 }
 
 const (
@@ -41,7 +42,7 @@ type options struct {
 	timeout         time.Duration
 	kmsg            bool
 	files, env      list
-	program         string
+	programs        []string
 	args            []string
 }
 
@@ -60,13 +61,13 @@ func parse(args []string) (*options, error) {
 		return nil, err
 	}
 	if fs.NArg() == 0 || o.root == "" {
-		return nil, errors.New("usage: guest -root KERNEL-TREE [flags] PROGRAM [ARGS]; or the script test/guest/run")
+		return nil, errors.New("usage: guest -root KERNEL-TREE [flags] PROGRAM[,PROGRAM...] [ARGS]; or the script test/guest/run")
 	}
-	o.program, o.args = fs.Arg(0), fs.Args()[1:]
+	o.programs, o.args = strings.Split(fs.Arg(0), ","), fs.Args()[1:]
 	return o, nil
 }
 
-// launch runs the program in a guest and returns its exit code.
+// launch runs the programs in a guest and returns the exit code of the first that failed, or 0.
 func launch(args []string) (int, error) {
 	o, err := parse(args)
 	if err != nil {
@@ -113,10 +114,12 @@ func writeInitramfs(path string, o *options, moduleDir string) error {
 	c.file("/init", self, 0o755)
 	c.device("/dev/console", 5, 1)
 	c.device("/dev/null", 1, 3)
-	j := job{Env: o.env}
-	program := base + "/" + filepath.Base(o.program)
-	c.program(program, o.program)
-	j.Args = append([]string{program}, o.args...)
+	j := job{Args: o.args, Env: o.env}
+	for _, host := range o.programs {
+		program := base + "/" + filepath.Base(host)
+		c.program(program, host)
+		j.Programs = append(j.Programs, program)
+	}
 	files, err := moduleFiles(moduleDir)
 	if err != nil {
 		return err
