@@ -248,6 +248,9 @@ func (p *Peer) open() error {
 		ClientURLs: []string{"https://" + hostPort(p.id.Address, p.cfg.EtcdPort)},
 		APIURLs:    []string{"https://" + hostPort(p.id.Address, p.cfg.APIPort)},
 		Version:    p.version, Logger: p.plain, Registerer: reg, OnFatal: p.fatal,
+		// A host that runs pods beside this peer may be short of processor time for
+		// half a second: raftfsm's own 500 ms were seen to cost elections then.
+		HeartbeatTimeout: 750 * time.Millisecond,
 	})
 	if err != nil {
 		return err
