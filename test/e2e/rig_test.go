@@ -78,11 +78,30 @@ func web(timeout time.Duration) *http.Client {
 // standard output; it ends the test when it fails.
 func kubectl(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := tryKubectl(args...)
+	// The virtual address moves with the leadership: a command that could not reach
+	// it, and so did nothing, is given again for a while, as a person would.
+	var out string
+	var err error
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
+		out, err = tryKubectl(args...)
+		if err == nil || time.Now().After(end) || !unreached(err) {
+			break
+		}
+	}
 	if err != nil {
 		t.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
 	}
 	return out
+}
+
+// unreached says whether kubectl failed before the API server took its request.
+func unreached(err error) bool {
+	for _, s := range []string{"Unable to connect to the server", "connection refused", "no route to host"} {
+		if strings.Contains(err.Error(), s) {
+			return true
+		}
+	}
+	return false
 }
 
 func tryKubectl(args ...string) (string, error) { return there.Kubectl(args...) }
