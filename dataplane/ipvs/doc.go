@@ -14,6 +14,7 @@
 //
 // plan.go turns a service into what is wanted and is pure.
 //
-// A limit: with external traffic policy Local, pods and the node itself that use a node port or external address get
+// Two limits: while the scheduler of a virtual server is changed, the kernel (ip_vs_edit_service) has none for it for a
+// moment and refuses new connections. And with external traffic policy Local, pods and the node itself that use a node port or external address get
 // this node's endpoints too, since an IPVS virtual server is the same for everyone.
 package ipvs
