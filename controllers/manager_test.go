@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/tripod-cluster/tripod/controllers/runtime/podstate"
 	"github.com/tripod-cluster/tripod/controllers/runtime/runtimetest"
@@ -39,9 +40,8 @@ type cluster struct {
 	dead map[string]bool
 }
 
-const grace = 3 * time.Second
-
-func newCluster(t *testing.T, nodes ...string) *cluster {
+// newCluster starts a cluster whose nodes count as lost after grace.
+func newCluster(t *testing.T, grace time.Duration, nodes ...string) *cluster {
 	t.Helper()
 	c := &cluster{Cluster: runtimetest.New(t,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
@@ -69,10 +69,16 @@ func newCluster(t *testing.T, nodes ...string) *cluster {
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { c.nodes(ctx, nodes) })
 	done := make(chan error, 1)
 	go func() { done <- c.manager.Run(ctx) }()
+	var wg sync.WaitGroup
+	defer func() {
+		runtimetest.Eventually(t, func() string {
+			return runtimetest.Watching(c.Actions()) + runtimetest.Unhealthy(c.manager.Health())
+		})
+		c.ClearActions() // they are many
+		wg.Go(func() { c.nodes(ctx, nodes) })
+	}()
 	t.Cleanup(func() {
 		for _, s := range c.manager.Health() {
 			if s.Restarts > 0 {
@@ -243,18 +249,22 @@ func (c *cluster) waitWeb(t *testing.T, image string, n int) {
 
 func (c *cluster) edit(t *testing.T, f func(*appsv1.Deployment)) {
 	t.Helper()
-	d, err := c.AppsV1().Deployments("default").Get(t.Context(), "web", metav1.GetOptions{})
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		d, err := c.AppsV1().Deployments("default").Get(t.Context(), "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		f(d)
+		_, err = c.AppsV1().Deployments("default").Update(t.Context(), d, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	f(d)
-	if _, err := c.AppsV1().Deployments("default").Update(t.Context(), d, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestApplicationThroughItsLife(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+	c := newCluster(t, time.Hour, "n1", "n2", "n3")
 	ctx := t.Context()
 
 	runtimetest.Eventually(t, func() string {
@@ -316,7 +326,7 @@ func TestApplicationThroughItsLife(t *testing.T) {
 }
 
 func TestPodsOfALostNodeAreReplaced(t *testing.T) {
-	c := newCluster(t, "n1", "n2", "n3")
+	c := newCluster(t, 5*time.Second, "n1", "n2", "n3")
 	if _, err := c.AppsV1().Deployments("default").Create(t.Context(), web(6, "v1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

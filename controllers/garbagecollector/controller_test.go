@@ -78,12 +78,26 @@ func custom() *metav1.APIResourceList {
 
 func start(t *testing.T, lists []*metav1.APIResourceList, objects ...apiruntime.Object) *world {
 	t.Helper()
+	w := prepare(t, lists, objects...)
+	w.run(t, lists)
+	return w
+}
+
+func prepare(t *testing.T, lists []*metav1.APIResourceList, objects ...apiruntime.Object) *world {
+	t.Helper()
 	scheme := fake.NewTestScheme()
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	w := &world{client: fake.NewSimpleMetadataClient(scheme, objects...)}
 	w.disco = &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{Resources: lists}}
+	return w
+}
+
+// run runs the controller until the test ends. It returns once the resources of
+// the lists are watched.
+func (w *world) run(t *testing.T, lists []*metav1.APIResourceList) {
+	t.Helper()
 	g := runtime.NewGroup(runtime.Options{Log: slog.New(slog.DiscardHandler)})
 	g.Add("garbagecollector", func(q runtime.Queue) (runtime.Controller, error) {
 		return New(runtime.Deps{Log: slog.New(slog.DiscardHandler), Clock: clock.RealClock{}}, q, w.client, w.disco)
@@ -91,6 +105,26 @@ func start(t *testing.T, lists []*metav1.APIResourceList, objects ...apiruntime.
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
+	watched := 0
+	for _, l := range lists {
+		for _, r := range l.APIResources {
+			if !strings.Contains(r.Name, "/") && r.Name != "events" {
+				watched++
+			}
+		}
+	}
+	defer runtimetest.Eventually(t, func() string {
+		n := 0
+		for _, a := range w.client.Actions() {
+			if a.GetVerb() == "watch" {
+				n++
+			}
+		}
+		if n < watched {
+			return fmt.Sprintf("%d of %d resources are watched", n, watched)
+		}
+		return ""
+	})
 	t.Cleanup(func() {
 		h := g.Health()[0]
 		cancel()
@@ -106,7 +140,6 @@ func start(t *testing.T, lists []*metav1.APIResourceList, objects ...apiruntime.
 			t.Errorf("failed: %s", h.LastError)
 		}
 	})
-	return w
 }
 
 func (w *world) names(t *testing.T, r schema.GroupVersionResource) string {
@@ -232,12 +265,14 @@ func TestOrphanLetsDependentsGo(t *testing.T) {
 }
 
 func TestOwnerThatCannotBeReadIsNotAbsent(t *testing.T) {
-	w := start(t, []*metav1.APIResourceList{core(), custom()}, pod("p", owner("Widget", "w")), pod("marker", owner("Widget", "gone")))
+	lists := []*metav1.APIResourceList{core(), custom()}
+	w := prepare(t, lists, pod("p", owner("Widget", "w")), pod("marker", owner("Widget", "gone")))
 	w.client.PrependReactor("get", "widgets", func(a clienttesting.Action) (bool, apiruntime.Object, error) {
 		if a.(clienttesting.GetAction).GetName() == "w" {
 			return true, nil, apierrors.NewServiceUnavailable("down")
 		}
 		return false, nil, nil
 	})
+	w.run(t, lists)
 	w.waitNames(t, pods, "p")
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/runtimetest"
@@ -39,12 +40,16 @@ func pods(t *testing.T, c *runtimetest.Cluster) []corev1.Pod {
 
 func scale(t *testing.T, c *runtimetest.Cluster, n int32) {
 	t.Helper()
-	rs, err := c.AppsV1().ReplicaSets("default").Get(t.Context(), "web", metav1.GetOptions{})
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		rs, err := c.AppsV1().ReplicaSets("default").Get(t.Context(), "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		rs.Spec.Replicas = &n
+		_, err = c.AppsV1().ReplicaSets("default").Update(t.Context(), rs, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	rs.Spec.Replicas = &n
-	if _, err := c.AppsV1().ReplicaSets("default").Update(t.Context(), rs, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

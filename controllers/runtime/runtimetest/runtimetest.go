@@ -1,10 +1,11 @@
 // Package runtimetest runs controllers in tests against client-go's fake client,
 // which it teaches what an API server does to new objects: names from prefixes,
-// UIDs, creation times, generations and resource versions.
+// UIDs, creation times, generations, resource versions and conflicts.
 package runtimetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
@@ -57,7 +59,9 @@ func New(t *testing.T, objects ...apiruntime.Object) *Cluster {
 	})
 	c.PrependReactor("update", "*", func(a clienttesting.Action) (bool, apiruntime.Object, error) {
 		c.writes.Add(1)
-		c.revise(a.(clienttesting.UpdateAction))
+		if err := c.revise(a.(clienttesting.UpdateAction)); err != nil {
+			return true, nil, err
+		}
 		return false, nil, nil
 	})
 	for _, verb := range []string{"patch", "delete", "delete-collection"} {
@@ -70,14 +74,18 @@ func New(t *testing.T, objects ...apiruntime.Object) *Cluster {
 	return c
 }
 
-// revise gives an update what it may not change, and a new version.
-func (c *Cluster) revise(a clienttesting.UpdateAction) {
+// revise gives an update what it may not change, and a new version. An update of
+// another version than the stored one is a conflict.
+func (c *Cluster) revise(a clienttesting.UpdateAction) error {
 	m, err := meta.Accessor(a.GetObject())
 	if err != nil {
-		return
+		return err
 	}
 	if stored, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), m.GetName()); err == nil {
 		if s, err := meta.Accessor(stored); err == nil {
+			if v := m.GetResourceVersion(); v != "" && v != s.GetResourceVersion() {
+				return apierrors.NewConflict(a.GetResource().GroupResource(), m.GetName(), errors.New("the object has been modified"))
+			}
 			m.SetUID(s.GetUID())
 			m.SetCreationTimestamp(s.GetCreationTimestamp())
 			m.SetGeneration(s.GetGeneration())
@@ -87,6 +95,7 @@ func (c *Cluster) revise(a clienttesting.UpdateAction) {
 	if a.GetSubresource() == "" {
 		m.SetGeneration(m.GetGeneration() + 1)
 	}
+	return nil
 }
 
 func stamp(o apiruntime.Object) {
@@ -134,6 +143,7 @@ func (c *Cluster) Run(t *testing.T, builders map[string]runtime.Builder) *runtim
 	}
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
+	defer Eventually(t, func() string { return Watching(c.Actions()) + Unhealthy(g.Health()) })
 	t.Cleanup(func() {
 		health := g.Health()
 		cancel()
@@ -153,6 +163,37 @@ func (c *Cluster) Run(t *testing.T, builders map[string]runtime.Builder) *runtim
 		c.Informers.Shutdown()
 	})
 	return g
+}
+
+// Watching returns "" when every informer that listed also watches by now, going
+// by the actions of a fake client. What happens between the two is lost to an
+// informer of a fake client, so tests change nothing before.
+func Watching(actions []clienttesting.Action) string {
+	missing := map[string]int{}
+	for _, a := range actions {
+		switch l, isList := a.(clienttesting.ListActionImpl); {
+		case isList && l.ListOptions.ResourceVersion == "0":
+			missing[a.GetResource().Resource]++
+		case a.GetVerb() == "watch":
+			missing[a.GetResource().Resource]--
+		}
+	}
+	for resource, n := range missing {
+		if n > 0 {
+			return resource + " are not watched yet; "
+		}
+	}
+	return ""
+}
+
+// Unhealthy returns "" when all controllers are healthy.
+func Unhealthy(all []runtime.Status) string {
+	for _, s := range all {
+		if !s.Healthy {
+			return fmt.Sprintf("controller %s is not healthy: %s; ", s.Name, s.Message)
+		}
+	}
+	return ""
 }
 
 // Eventually waits until f returns "", and fails the test with what it returned
