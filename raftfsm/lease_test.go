@@ -56,6 +56,8 @@ func TestLeaseExpires(t *testing.T) {
 			}
 		}
 	}()
+	// A key written through one peer is a moment later at the others.
+	c.until("the other peer has the key", func() bool { return f[0].get(t, "left") == "v" })
 	c.until("the lease that is not kept alive ends", func() bool { return f[0].get(t, "left") == "" })
 	if _, err := f[1].KeepAlive(c.ctx(), 42); !errors.Is(err, rpctypes.ErrGRPCLeaseNotFound) {
 		t.Errorf("keepalive of an ended lease: %v", err)

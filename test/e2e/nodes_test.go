@@ -577,7 +577,7 @@ spec:
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: changing}
-data: {key: after, new: y}
+data: {key: after, new: "y"}
 `)
 			began := time.Now()
 			eventually(t, 3*time.Minute, "the change is seen in the volume", func() error {
