@@ -4,15 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
 
 	"github.com/tripod-cluster/tripod/pki"
 )
@@ -209,7 +205,10 @@ func otherClock(t *testing.T, role pki.Role, skew time.Duration) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := listen(t)
+	l, err := there.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
 	srv := &http.Server{
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -224,34 +223,4 @@ func otherClock(t *testing.T, role pki.Role, skew time.Duration) string {
 		t.Fatal(err)
 	}
 	return tok.Word() + "@" + l.Addr().String()
-}
-
-// listen opens a port on the fleet's switch.
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	type result struct {
-		l   net.Listener
-		err error
-	}
-	ch := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		ns, err := netns.GetFromName(strings.TrimSuffix(cluster.Host(0), "0") + "sw")
-		if err == nil {
-			defer ns.Close()
-			err = netns.Set(ns)
-		}
-		if err != nil {
-			ch <- result{err: err}
-			return
-		}
-		gateway := strings.TrimSuffix(cluster.Addr(0), "10") + "1"
-		l, err := net.Listen("tcp", gateway+":0")
-		ch <- result{l, err}
-	}()
-	r := <-ch
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	return r.l
 }

@@ -7,14 +7,12 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -77,22 +75,10 @@ func outside() string { return strings.TrimSuffix(cluster.Host(0), "0") + "sw" }
 func dialFrom(ns string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var c net.Conn
-		done := make(chan error, 1)
-		go func() {
-			runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-			h, err := netns.GetFromName(ns)
-			if err == nil {
-				err = netns.Set(h)
-				h.Close()
-			}
-			if err != nil {
-				done <- fmt.Errorf("enter network namespace %s: %w", ns, err)
-				return
-			}
+		err := there.Inside(ns, func() (err error) {
 			c, err = (&net.Dialer{FallbackDelay: -1}).DialContext(ctx, network, addr)
-			done <- err
-		}()
-		err := <-done
+			return err
+		})
 		return c, err
 	}
 }
