@@ -372,6 +372,10 @@ func TestPods(t *testing.T) {
 	whole(t)
 	ns := namespace(t)
 	c := client(t, "")
+	// url is a page of the pod, to be read on host 1.
+	url := func(p *corev1.Pod, path string) string { return "http://" + p.Status.PodIP + ":8080" + path }
+	w := webFrom(cluster.Host(1))
+	// run creates a pod of the web image, and waits until it is ready and answers.
 	run := func(t *testing.T, text string) *corev1.Pod {
 		t.Helper()
 		manifest(t, ns, text)
@@ -388,11 +392,10 @@ func TestPods(t *testing.T) {
 			}
 			return fmt.Errorf("phase %s, %+v", p.Status.Phase, p.Status.ContainerStatuses)
 		})
+		// Without a readiness probe, ready says that the process was started, not that it listens.
+		eventually(t, time.Minute, "pod "+name+" answers", func() error { _, err := get(w, url(p, "/healthz")); return err })
 		return p
 	}
-	// url is a page of the pod, to be read on host 1.
-	url := func(p *corev1.Pod, path string) string { return "http://" + p.Status.PodIP + ":8080" + path }
-	w := webFrom(cluster.Host(1))
 	// restarted waits until the only container of the pod runs again after it was terminated.
 	restarted := func(t *testing.T, name string) corev1.ContainerStatus {
 		t.Helper()

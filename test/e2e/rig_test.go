@@ -60,13 +60,43 @@ func restConfig(t testing.TB, addr string) *rest.Config {
 	return c
 }
 
+// client is the administrator's, through the virtual address; with an address,
+// through the peer there. Through the virtual address, what only reads or deletes
+// is asked again for a while when the connection breaks: the address moves with the
+// leadership. What creates or changes is not, nor is what a peer itself is asked.
 func client(t testing.TB, addr string) *kubernetes.Clientset {
 	t.Helper()
-	c, err := there.Client(addr)
+	cfg := restConfig(t, addr)
+	if addr == "" {
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return again{next} })
+	}
+	c, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// again is a transport that repeats a GET or DELETE that found no server, or lost it.
+type again struct{ next http.RoundTripper }
+
+func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		resp, err := a.next.RoundTrip(r)
+		if err == nil || r.Context().Err() != nil || time.Now().After(end) || r.Method != http.MethodGet && r.Method != http.MethodDelete {
+			return resp, err
+		}
+		if r.GetBody != nil {
+			body, bodyErr := r.GetBody()
+			if bodyErr != nil {
+				return resp, err
+			}
+			r = r.Clone(r.Context())
+			r.Body = body
+		} else if r.Body != nil && r.Body != http.NoBody {
+			return resp, err
+		}
+	}
 }
 
 // web is an HTTP client outside the hosts that opens a connection a request.
