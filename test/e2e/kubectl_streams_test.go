@@ -91,18 +91,23 @@ func testExec(t *testing.T, ns string) {
 func testTerminal(t *testing.T, ns string) {
 	p := startTTY(t, 24, 80, kubectlVia(1, ns, "exec", "-it", "talker", "-c", "work", "--", "sh")...)
 	// What the shell prints differs from what is typed, which the terminal echoes.
-	p.key(t, "echo is-$((40+2))-a; stty size; tty\n")
+	p.key(t, "echo is-$((40+2))-a; tty\n")
 	p.prints(t, "is-42-a")
-	p.prints(t, "24 80")
 	p.prints(t, "/dev/pts/")
+	// A size travels beside what is typed, and may arrive after it.
+	size := func(want string) {
+		t.Helper()
+		eventually(t, time.Minute, "the size "+want+" arrives in the pod", func() error {
+			p.key(t, "stty size\n")
+			if !strings.Contains(p.output(), want) {
+				return fmt.Errorf("not yet")
+			}
+			return nil
+		})
+	}
+	size("24 80")
 	p.resize(t, 50, 132)
-	eventually(t, time.Minute, "the new size arrives in the pod", func() error {
-		p.key(t, "stty size\n")
-		if !strings.Contains(p.output(), "50 132") {
-			return fmt.Errorf("not yet")
-		}
-		return nil
-	})
+	size("50 132")
 	// Control-C reaches the program, not kubectl.
 	p.key(t, "sleep 1000\n")
 	p.prints(t, "sleep 1000")
