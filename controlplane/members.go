@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/tripod-cluster/tripod/controlplane/peer"
-	"github.com/tripod-cluster/tripod/etcdapi"
 	"github.com/tripod-cluster/tripod/raftfsm"
-	"github.com/tripod-cluster/tripod/store"
 )
 
 // memberTimeout bounds a change of the members.
@@ -59,31 +57,4 @@ func (p *Peer) stepDown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, memberTimeout)
 	defer cancel()
 	return p.node.TransferLeadership(ctx, 0)
-}
-
-// etcdCluster shows the members as etcd's API does.
-type etcdCluster struct {
-	node  *raftfsm.Node
-	store *store.Store
-}
-
-func (c etcdCluster) ClusterID() uint64 { return c.node.ClusterID() }
-func (c etcdCluster) Self() uint64      { return uint64(c.node.ID()) }
-func (c etcdCluster) Leader() uint64    { id, _ := c.node.Leader(); return uint64(id) }
-func (c etcdCluster) Term() uint64      { t, _, _ := c.node.Indexes(); return t }
-func (c etcdCluster) Index() uint64     { _, i, _ := c.node.Indexes(); return i }
-func (c etcdCluster) AppliedIndex() uint64 {
-	_, _, i := c.node.Indexes()
-	return i
-}
-
-// DBSize is the size of keys and values with their history; the log is apart.
-func (c etcdCluster) DBSize() int64 { return c.store.Size() }
-
-func (c etcdCluster) Members() []etcdapi.Member {
-	var out []etcdapi.Member
-	for _, m := range c.node.Members() {
-		out = append(out, etcdapi.Member{ID: uint64(m.ID), Name: m.Name, PeerURLs: []string{"https://" + m.PeerAddr}, ClientURLs: m.ClientURLs, Learner: !m.Voter})
-	}
-	return out
 }

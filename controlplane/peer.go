@@ -24,6 +24,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/tripod-cluster/tripod/apiserver"
+	"github.com/tripod-cluster/tripod/controlplane/members"
 	"github.com/tripod-cluster/tripod/controlplane/peer"
 	"github.com/tripod-cluster/tripod/controlplane/vip"
 	"github.com/tripod-cluster/tripod/etcdapi"
@@ -299,7 +300,7 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
 	srv := etcdapi.New(etcdapi.Config{
-		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: etcdCluster{p.node, p.store}, Logger: p.log, QuotaBytes: storeQuota,
+		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: members.New(p.node, p.store), Logger: p.log, QuotaBytes: storeQuota,
 	})
 	port, err := net.Listen("tcp", hostPort(p.cfg.ListenAddress, p.cfg.EtcdPort))
 	if err != nil {

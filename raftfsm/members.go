@@ -70,6 +70,45 @@ func (n *Node) Bootstrap(ctx context.Context) error {
 	return nil
 }
 
+// BootstrapTogether makes this peer a founding voter of a new cluster. Every founder calls it, on its own
+// Node, with the same cluster ID (not 0) and the same founders, of which ID and PeerAddr count; those of a
+// majority suffice. It returns once the cluster knows this peer. On a peer that already has state it only sees to
+// that, so it may be called at every start until it has returned nil once.
+func (n *Node) BootstrapTogether(ctx context.Context, cluster uint64, founders []Member) error {
+	founders = slices.Clone(founders)
+	slices.SortFunc(founders, compareMembers) // all write the same first entry
+	var conf raft.Configuration
+	for _, m := range founders {
+		conf.Servers = append(conf.Servers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(m.ID.String()), Address: raft.ServerAddress(m.PeerAddr)})
+	}
+	if err := n.await(n.raft.BootstrapCluster(conf)); err != nil && !errors.Is(err, raft.ErrCantBootstrap) {
+		return fmt.Errorf("bootstrap the cluster: %w", err)
+	}
+	id, err := json.Marshal(cluster)
+	if err != nil {
+		return fmt.Errorf("bootstrap the cluster: encode its ID: %w", err)
+	}
+	for {
+		err := n.ReadIndex(ctx)
+		if err == nil && n.ClusterID() == 0 {
+			err = n.record(ctx, recClusterInit, id) // the first one counts
+		}
+		if _, known := n.fsm.member(n.id); err == nil && !known {
+			err = n.recordMember(ctx, n.selfMember())
+		}
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("bootstrap the cluster: a majority of its %d founders must be up: %w", len(founders), err)
+		case <-n.stop:
+			return ErrStopped
+		case <-time.After(retryAfter):
+		}
+	}
+}
+
 func (n *Node) waitReady(ctx context.Context) error {
 	for {
 		who := n.lead.current()

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+
+	"github.com/tripod-cluster/tripod/raftfsm"
+)
+
+// derive gives the same number, never 0, in every process that is given the same words.
+func derive(words ...string) uint64 {
+	sum := sha256.Sum256([]byte(strings.Join(words, "\x00")))
+	return binary.BigEndian.Uint64(sum[:])>>1 | 1
+}
+
+// founderID is the ID of a founder of the cluster of token. IDs of those who come later are made by the cluster.
+func founderID(token, name string) raftfsm.PeerID {
+	return raftfsm.PeerID(derive("member", token, name))
+}
+
+func clusterID(token string) uint64 { return derive("cluster", token) }
+
+// peerTLS returns what raftfsm asks for. The authority is the same in every process with the same token: it
+// keeps clusters apart and protects nothing, as anyone can derive it.
+func peerTLS(token string, id raftfsm.PeerID) (func() (server, client *tls.Config, err error), error) {
+	seed := sha256.Sum256([]byte("authority\x00" + token))
+	caKey := ed25519.NewKeyFromSeed(seed[:])
+	begin := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test peers of " + token}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: begin, NotAfter: begin.AddDate(100, 0, 0), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
+	if err != nil {
+		return nil, fmt.Errorf("make the peers' authority: %w", err)
+	}
+	if ca, err = x509.ParseCertificate(der); err != nil {
+		return nil, fmt.Errorf("make the peers' authority: %w", err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make the peer's key: %w", err)
+	}
+	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: id.String()}, DNSNames: []string{id.String()},
+		NotBefore: begin, NotAfter: ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, ca, key.Public(), caKey)
+	if err != nil {
+		return nil, fmt.Errorf("make the peer's certificate: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	pair := []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}
+	return func() (*tls.Config, *tls.Config, error) {
+		return &tls.Config{Certificates: pair, ClientCAs: pool}, &tls.Config{Certificates: pair, RootCAs: pool}, nil
+	}, nil
+}
+
+// founder is one entry of --initial-cluster.
+type founder struct{ name, url string }
+
+// parseInitialCluster reads name=url,name=url. A name that comes again has several URLs, of which the first
+// counts.
+func parseInitialCluster(s string) ([]founder, error) {
+	var out []founder
+	seen := map[string]bool{}
+	for _, part := range strings.Split(s, ",") {
+		name, url, ok := strings.Cut(part, "=")
+		if !ok || name == "" || url == "" {
+			return nil, fmt.Errorf("--initial-cluster: %q is not name=url", part)
+		}
+		if !seen[name] {
+			out = append(out, founder{name, url})
+		}
+		seen[name] = true
+	}
+	return out, nil
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/version"
+	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.uber.org/zap"
+
+	"github.com/tripod-cluster/tripod/controlplane/members"
+	"github.com/tripod-cluster/tripod/etcdapi"
+	"github.com/tripod-cluster/tripod/raftfsm"
+	"github.com/tripod-cluster/tripod/store"
+)
+
+// defaultQuota is etcd's.
+const defaultQuota = 2 << 30
+
+// run serves until ctx ends.
+func run(ctx context.Context, o *options, log *slog.Logger) error {
+	fatal := make(chan error, 1)
+	s := store.New(store.Options{})
+	node, err := openNode(o, s, log, func(err error) { fatal <- err })
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	quota := o.quota
+	if quota == 0 {
+		quota = defaultQuota
+	}
+	progress, err := time.ParseDuration(o.progressInterval)
+	if err != nil {
+		return fmt.Errorf("--watch-progress-notify-interval: %w", err)
+	}
+	api := etcdapi.New(etcdapi.Config{
+		Store: s, Proposer: store.WithQuota(node, s, quota, uint64(node.ID())), Leaser: node, Cluster: members.New(node, s), Logger: log,
+		MaxRequestBytes: int(o.maxRequestBytes), MaxTxnOps: int(o.maxTxnOps), ProgressInterval: progress, QuotaBytes: quota,
+	})
+	pages := handler(o, api)
+	front := api.NewFront(pages)
+	defer front.Stop()
+	defer api.Close()
+
+	founded := make(chan error, 1)
+	go func() { founded <- found(ctx, o, node) }()
+	select {
+	case err := <-founded:
+		if err != nil {
+			return err
+		}
+	case err := <-fatal:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+	if err := serveClients(o, front, pages, log); err != nil {
+		return err
+	}
+	log.Info("ready to serve client requests", "name", o.name, "id", node.ID().String())
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+		node.Close() // hands the leadership over while clients can still be answered
+		return nil
+	case err := <-fatal:
+		return err
+	}
+}
+
+func openNode(o *options, s *store.Store, log *slog.Logger, fatal func(error)) (*raftfsm.Node, error) {
+	dir := filepath.Join(o.dataDir, "member")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	listen, err := hostPort("--listen-peer-urls", o.listenPeer)
+	if err != nil {
+		return nil, err
+	}
+	if o.advertisePeer == "" {
+		o.advertisePeer = o.listenPeer
+	}
+	advertise, err := hostPort("--initial-advertise-peer-urls", o.advertisePeer)
+	if err != nil {
+		return nil, err
+	}
+	if o.advertiseClient == "" {
+		o.advertiseClient = o.listenClient
+	}
+	id := founderID(o.token, o.name)
+	peers, err := peerTLS(o.token, id)
+	if err != nil {
+		return nil, err
+	}
+	return raftfsm.Open(raftfsm.Config{
+		Dir: dir, ID: id, Name: o.name, Store: s, ListenPeer: listen, AdvertisePeer: advertise, TLS: peers,
+		ClientURLs: strings.Split(o.advertiseClient, ","), Version: version.Version, Logger: log, OnFatal: fatal,
+		HeartbeatTimeout: time.Duration(o.election) * time.Millisecond,
+		SnapshotEntries:  o.snapshotCount,
+	})
+}
+
+// found returns when the cluster exists and this peer is a voter of it.
+func found(ctx context.Context, o *options, node *raftfsm.Node) error {
+	if o.initialCluster == "" {
+		o.initialCluster = o.name + "=" + strings.Split(o.advertisePeer, ",")[0]
+	}
+	list, err := parseInitialCluster(o.initialCluster)
+	if err != nil {
+		return err
+	}
+	var founders []raftfsm.Member
+	for _, f := range list {
+		addr, err := hostPort("--initial-cluster", f.url)
+		if err != nil {
+			return err
+		}
+		founders = append(founders, raftfsm.Member{ID: founderID(o.token, f.name), Name: f.name, PeerAddr: addr})
+	}
+	return node.BootstrapTogether(ctx, clusterID(o.token), founders)
+}
+
+// hostPort returns the address in the first of the comma-separated URLs of a flag.
+func hostPort(flag, urls string) (string, error) {
+	first, _, _ := strings.Cut(urls, ",")
+	u, err := url.Parse(first)
+	if err != nil || u.Host == "" || u.Port() == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return "", fmt.Errorf("%s: %q is not http(s)://host:port", flag, first)
+	}
+	return u.Host, nil
+}
+
+// handler serves what the API serves over HTTP, and the profiles where they are asked for.
+func handler(o *options, api *etcdapi.Server) http.Handler {
+	pages := http.NewServeMux()
+	pages.Handle("/", api.Handler())
+	if o.pprof {
+		pages.HandleFunc("/debug/pprof/", pprof.Index)
+		pages.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		pages.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		pages.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		pages.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	}
+	return pages
+}
+
+// serveClients opens the client, HTTP and metrics URLs.
+func serveClients(o *options, front *etcdapi.Front, pages http.Handler, log *slog.Logger) error {
+	secure, err := clientTLS(o)
+	if err != nil {
+		return err
+	}
+	serve := func(urls string, serve func(net.Listener, *tls.Config) error) error {
+		for _, raw := range strings.FieldsFunc(urls, func(r rune) bool { return r == ',' }) {
+			u, err := url.Parse(raw)
+			if err != nil {
+				return fmt.Errorf("client URL %q: %w", raw, err)
+			}
+			network, addr := "tcp", u.Host
+			if strings.HasPrefix(u.Scheme, "unix") {
+				network, addr = "unix", u.Host+u.Path
+				if err := os.Remove(addr); err != nil && !errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("remove the socket of an earlier run: %w", err)
+				}
+			}
+			l, err := net.Listen(network, addr)
+			if err != nil {
+				return fmt.Errorf("listen for clients: %w", err)
+			}
+			var conf *tls.Config
+			if u.Scheme == "https" || u.Scheme == "unixs" {
+				if secure == nil {
+					return fmt.Errorf("client URL %s needs --cert-file and --key-file, or --auto-tls", raw)
+				}
+				conf = secure
+			}
+			go func() {
+				if err := serve(l, conf); err != nil {
+					log.Error("a client listener ended", "url", raw, "error", err)
+				}
+			}()
+		}
+		return nil
+	}
+	if err := serve(o.listenClient, front.Serve); err != nil {
+		return err
+	}
+	httpOnly := func(l net.Listener, conf *tls.Config) error {
+		if conf != nil {
+			l = tls.NewListener(l, conf)
+		}
+		return http.Serve(l, pages)
+	}
+	if err := serve(o.listenHTTP, httpOnly); err != nil {
+		return err
+	}
+	return serve(o.listenMetrics, httpOnly)
+}
+
+// clientTLS is nil where no certificate was given.
+func clientTLS(o *options) (*tls.Config, error) {
+	info := transport.TLSInfo{
+		CertFile: o.certFile, KeyFile: o.keyFile, TrustedCAFile: o.caFile, ClientCertAuth: o.clientCertAuth, CRLFile: o.crl, Logger: zap.NewNop(),
+	}
+	if o.autoTLS && info.Empty() {
+		var hosts []string
+		for _, raw := range strings.Split(o.listenClient, ",") {
+			if u, err := url.Parse(raw); err == nil {
+				hosts = append(hosts, u.Host)
+			}
+		}
+		self, err := transport.SelfCert(zap.NewNop(), filepath.Join(o.dataDir, "fixtures", "client"), hosts, 1)
+		if err != nil {
+			return nil, fmt.Errorf("make a certificate for clients: %w", err)
+		}
+		info = self
+	}
+	if info.Empty() {
+		return nil, nil
+	}
+	if o.cipherSuites != "" {
+		for _, name := range strings.Split(o.cipherSuites, ",") {
+			suite, ok := tlsutil.GetCipherSuite(name)
+			if !ok {
+				return nil, fmt.Errorf("--cipher-suites: %q is not known", name)
+			}
+			info.CipherSuites = append(info.CipherSuites, suite)
+		}
+	}
+	var err error
+	if info.MinVersion, err = tlsutil.GetTLSVersion(o.tlsMin); err != nil {
+		return nil, fmt.Errorf("--tls-min-version: %w", err)
+	}
+	if info.MaxVersion, err = tlsutil.GetTLSVersion(o.tlsMax); err != nil {
+		return nil, fmt.Errorf("--tls-max-version: %w", err)
+	}
+	conf, err := info.ServerConfig()
+	if err != nil {
+		return nil, fmt.Errorf("TLS for clients: %w", err)
+	}
+	return conf, nil
+}
