@@ -1,0 +1,366 @@
+package linearizability
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/time/rate"
+
+	"go.etcd.io/etcd/tests/v3/robustness/client"
+	"go.etcd.io/etcd/tests/v3/robustness/identity"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+	"go.etcd.io/etcd/tests/v3/robustness/report"
+	"go.etcd.io/etcd/tests/v3/robustness/traffic"
+	"go.etcd.io/etcd/tests/v3/robustness/validate"
+)
+
+// load is a kind of traffic; all are etcd's.
+type load struct {
+	name    string
+	traffic traffic.Traffic
+}
+
+var loads = []load{
+	{"put", traffic.EtcdPut},
+	{"put, delete, lease", traffic.EtcdPutDeleteLease},
+	{"delete", traffic.EtcdDelete},
+	{"kubernetes", traffic.Kubernetes},
+	{"kubernetes create and delete", traffic.KubernetesCreateDelete},
+}
+
+// profile is how much of it: etcd's own for slow machines, since what is judged is order
+// under faults, and the time to judge grows with the calls whose outcome is open.
+var profile = traffic.Profile{
+	KeyValue:   &traffic.KeyValue{MaximalQPS: 150, BurstableQPS: 150, MemberClientCount: 6, ClusterClientCount: 2, MaxNonUniqueRequestConcurrency: 3},
+	Watch:      &traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, RevisionOffsetRange: traffic.Range{Min: -100, Max: 100}},
+	Compaction: &traffic.Compaction{Period: 300 * time.Millisecond},
+}
+
+// plan is what a history is made of.
+type plan struct {
+	seed   uint64
+	binary string
+	load   load
+	faults []fault
+	count  int           // of faults to inject
+	rest   time.Duration // about this long between faults
+	extra  []string      // flags for the servers
+	dir    string        // is made, and removed after a history without violation
+	export func(dirs []string) ([]model.EtcdRequest, error)
+}
+
+// verdict is what a history came to.
+type verdict struct {
+	operations, failed, events int
+	requests                   int // in the log
+	faults                     map[string]int
+	// violation is a broken guarantee; undecided is set when porcupine gave up.
+	violation error
+	undecided bool
+	dir       string // where everything about a violation is
+}
+
+const (
+	// settleFor is how long a healed cluster may take to answer, and a watch to catch up.
+	settleFor = 90 * time.Second
+	// judgeFor bounds porcupine.
+	judgeFor = 3 * time.Minute
+)
+
+// run makes one history and judges it. An error means that there is no verdict.
+func (p plan) run(ctx context.Context) (v verdict, err error) {
+	v = verdict{faults: map[string]int{}, dir: p.dir}
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return v, err
+	}
+	lg, closeLog, err := logTo(filepath.Join(p.dir, "test.log"))
+	if err != nil {
+		return v, err
+	}
+	defer closeLog()
+	lg.Info("plan", zap.Uint64("seed", p.seed), zap.String("load", p.load.name), zap.Int("faults", p.count))
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+
+	began, cancelBegan := context.WithTimeout(ctx, settleFor)
+	defer cancelBegan()
+	c, err := startCluster(began, lg, p.binary, p.dir, p.extra...)
+	if err != nil {
+		return v, fmt.Errorf("start the cluster (see %s): %w", p.dir, err)
+	}
+	defer c.close()
+	reports, err := p.record(ctx, lg, c, &v)
+	if err != nil {
+		return v, err
+	}
+	c.end()
+	v.violation = errors.Join(v.violation, c.panicked())
+	p.judge(lg, c, reports, &v)
+	if v.violation == nil && !v.undecided {
+		return v, os.RemoveAll(p.dir)
+	}
+	return v, nil
+}
+
+func logTo(path string) (*zap.Logger, func(), error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	enc := zap.NewDevelopmentEncoderConfig()
+	lg := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(enc), zapcore.AddSync(f), zap.InfoLevel))
+	return lg, func() { f.Close() }, nil
+}
+
+// record drives clients and faults, and returns what the clients saw. What they can see
+// only while the servers run is checked here.
+func (p plan) record(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict) ([]report.ClientReport, error) {
+	base, ids := time.Now(), identity.NewIDProvider()
+	set := client.NewSet(ids, base)
+	defer set.Close()
+	endpoints := c.endpoints()
+	if err := traffic.CheckEmptyDatabaseAtStart(ctx, lg, endpoints, set); err != nil {
+		return nil, err
+	}
+
+	watches := client.NewSet(ids, base)
+	defer watches.Close()
+	maxRevision := make(chan int64, 1)
+	watched := make(chan error, 1)
+	wctx, stopWatches := context.WithCancel(ctx)
+	defer stopWatches()
+	go func() {
+		watched <- client.CollectClusterWatchEvents(wctx, client.CollectClusterWatchEventsParam{
+			Lg: lg, Endpoints: endpoints, MaxRevisionChan: maxRevision, ClientSet: watches,
+		})
+	}()
+
+	var wg sync.WaitGroup
+	finish := make(chan struct{})
+	limiter := rate.NewLimiter(rate.Limit(profile.KeyValue.MaximalQPS), profile.KeyValue.BurstableQPS)
+	keys, objects := traffic.NewKeyStore(10, "key"), traffic.NewKubernetesStorage()
+	err := errors.Join(
+		traffic.SimulateKeyValueTraffic(ctx, &wg, profile.KeyValue, endpoints, set, p.load.traffic, traffic.RunTrafficLoopParam{
+			QPSLimiter: limiter, IDs: ids, LeaseIDStorage: identity.NewLeaseIDStorage(),
+			NonUniqueRequestConcurrencyLimiter: traffic.NewConcurrencyLimiter(profile.KeyValue.MaxNonUniqueRequestConcurrency),
+			KeyStore:                           keys, Storage: objects, Finish: finish,
+		}),
+		traffic.SimulateWatchTraffic(ctx, &wg, profile.Watch, endpoints, set, p.load.traffic, traffic.RunWatchLoopParam{
+			Config: *profile.Watch, QPSLimiter: limiter, KeyStore: keys, Storage: objects, Finish: finish, Logger: lg,
+		}),
+		traffic.SimulateCompactionTraffic(ctx, &wg, profile.Compaction, endpoints, set, p.load.traffic, traffic.RunCompactLoopParam{
+			Period: profile.Compaction.Period, Finish: finish,
+		}),
+	)
+	if err == nil {
+		err = p.inject(ctx, lg, c, v)
+	}
+	settled, cancel := context.WithTimeout(ctx, settleFor)
+	defer cancel()
+	if err == nil {
+		if herr := c.healthy(settled); herr != nil {
+			v.violation = errors.Join(v.violation, fmt.Errorf("the healed cluster does not come back within %v: %w", settleFor, herr))
+		}
+		hold(ctx, 500*time.Millisecond) // traffic on a sound cluster
+	}
+	close(finish)
+	wg.Wait()
+	if err != nil {
+		return nil, err
+	}
+
+	// The validators need a last write that succeeded.
+	last, err := set.NewClient(endpoints)
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	err = poll(settled, func(ctx context.Context) error {
+		n++
+		_, err := last.Put(ctx, "tombstone", fmt.Sprint(n))
+		return err
+	})
+	if err != nil {
+		v.violation = errors.Join(v.violation, fmt.Errorf("the healed cluster takes no write within %v: %w", settleFor, err))
+	}
+	reports := set.Reports()
+	rev := report.OperationsMaxRevision(reports)
+	maxRevision <- rev
+	close(maxRevision)
+	if err := c.agree(settled, rev); err != nil {
+		v.violation = errors.Join(v.violation, err)
+	}
+	select {
+	case err := <-watched:
+		if err != nil {
+			v.violation = errors.Join(v.violation, fmt.Errorf("watch of everything: %w", err))
+		}
+	case <-settled.Done():
+		v.violation = errors.Join(v.violation, fmt.Errorf("a watch of everything did not reach revision %d within %v", rev, settleFor))
+		stopWatches()
+		<-watched
+	}
+	return slices.Concat(reports, watches.Reports()), nil
+}
+
+// inject injects the planned number of faults, now and then two at once.
+func (p plan) inject(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict) error {
+	r := rand.New(rand.NewPCG(p.seed, 0))
+	total := 0
+	for _, f := range p.faults {
+		total += f.weight
+	}
+	pick := func() fault {
+		n := r.IntN(total)
+		for _, f := range p.faults {
+			if n -= f.weight; n < 0 {
+				return f
+			}
+		}
+		panic("the weights do not add up")
+	}
+	hold(ctx, between(r, 500*time.Millisecond, 1500*time.Millisecond))
+	for i := 0; i < p.count; {
+		both := 1
+		if i+1 < p.count && r.IntN(4) == 0 {
+			both = 2
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, both)
+		for j := range both {
+			f, own := pick(), rand.New(rand.NewPCG(p.seed, uint64(i+j+1)))
+			v.faults[f.name]++
+			lg.Info("fault", zap.String("kind", f.name), zap.Int("number", i+j+1))
+			wg.Go(func() {
+				if err := f.inject(ctx, c, own); err != nil {
+					errs[j] = fmt.Errorf("fault %q: %w", f.name, err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		i += both
+		hold(ctx, between(r, p.rest/2, p.rest*3/2))
+	}
+	lg.Info("faults are over")
+	return nil
+}
+
+// panicked looks for the end of a server that nothing explains.
+func (c *cluster) panicked() error {
+	var errs []error
+	for _, m := range c.slots {
+		b, err := os.ReadFile(m.proc.log)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(b)) {
+			if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
+				errs = append(errs, fmt.Errorf("member %d: %s", m.slot, strings.TrimSpace(line)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// judge gives the history to etcd's validators.
+func (p plan) judge(lg *zap.Logger, c *cluster, reports []report.ClientReport, v *verdict) {
+	for _, r := range reports {
+		v.events += r.WatchEventCount()
+		for _, op := range r.KeyValue {
+			v.operations++
+			if op.Output.(model.MaybeEtcdResponse).Error != "" {
+				v.failed++
+			}
+		}
+	}
+	var dirs []string
+	for _, m := range c.slots {
+		dirs = append(dirs, m.dirs[len(m.dirs)-1])
+	}
+	log, err := p.export(dirs)
+	if err != nil {
+		v.violation = errors.Join(v.violation, fmt.Errorf("read the raft logs: %w", err))
+	}
+	v.requests = len(log)
+	if err := uncalledRevokes(reports, log); err != nil {
+		v.violation = errors.Join(v.violation, err)
+	}
+	result, err := validated(lg, p.load.traffic.ExpectUniqueRevision(), reports, log)
+	if err == nil {
+		err = result.Error()
+	}
+	if s := result.Linearization.Status; s == validate.Timeout || s == validate.DeadlineExceeded {
+		v.undecided, err = true, nil
+	}
+	if len(log) == 0 && err == nil {
+		err = errors.New("no request is in the raft logs, so that watches could not be judged")
+	}
+	v.violation = errors.Join(v.violation, err)
+	if v.violation == nil && !v.undecided {
+		return
+	}
+	if err := keep(lg, p.dir, reports, result); err != nil {
+		lg.Error("what was found could not be kept", zap.Error(err))
+	}
+	lg.Error("violation", zap.Uint64("seed", p.seed), zap.Error(v.violation), zap.Bool("undecided", v.undecided))
+}
+
+// validated calls etcd's validators, which panic on what they do not expect, such as an
+// event of a revision that no request in the log made.
+func validated(lg *zap.Logger, unique bool, reports []report.ClientReport, log []model.EtcdRequest) (r validate.RobustnessResult, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the validators panicked: %v", p)
+		}
+	}()
+	return validate.ValidateAndReturnVisualize(lg, validate.Config{ExpectRevisionUnique: unique}, reports, log, judgeFor), nil
+}
+
+// uncalledRevokes finds leases that ended without a client having asked for it.
+func uncalledRevokes(reports []report.ClientReport, log []model.EtcdRequest) error {
+	asked := map[int64]bool{}
+	for _, r := range reports {
+		for _, op := range r.KeyValue {
+			if req := op.Input.(model.EtcdRequest); req.Type == model.LeaseRevoke {
+				asked[req.LeaseRevoke.LeaseID] = true
+			}
+		}
+	}
+	for _, req := range log {
+		if req.Type == model.LeaseRevoke && !asked[req.LeaseRevoke.LeaseID] {
+			return fmt.Errorf("lease %x ended, though no client revoked it and its time was not over", req.LeaseRevoke.LeaseID)
+		}
+	}
+	return nil
+}
+
+// keep writes the clients' reports and porcupine's picture beside the servers' files.
+func keep(lg *zap.Logger, dir string, reports []report.ClientReport, result validate.RobustnessResult) error {
+	to := filepath.Join(dir, "report")
+	r, err := report.NewTestReport(lg, to, nil, &report.TrafficDetail{})
+	if err != nil {
+		return err
+	}
+	r.SetClientReports(reports)
+	if err := r.SaveEtcdData(); err != nil {
+		return err
+	}
+	if result.Linearization.Model.Init == nil {
+		return nil
+	}
+	return porcupine.VisualizePath(result.Linearization.Model, result.Linearization.Info, filepath.Join(to, "history.html"))
+}
