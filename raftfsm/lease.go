@@ -88,7 +88,7 @@ func (l *lessor) load() {
 	if l.term == 0 {
 		return
 	}
-	now := time.Now()
+	now := l.n.cfg.faults.clock()
 	for _, g := range l.n.cfg.Store.Leases() {
 		l.add(g.ID, g.TTL, now)
 	}
@@ -123,7 +123,7 @@ func (l *lessor) changed(c store.LeaseChange) {
 	switch c.Kind {
 	case store.LeaseGranted:
 		if l.leases[c.Lease.ID] == nil {
-			l.add(c.Lease.ID, c.Lease.TTL, time.Now())
+			l.add(c.Lease.ID, c.Lease.TTL, l.n.cfg.faults.clock())
 			l.kick()
 		}
 	case store.LeaseRevoked:
@@ -144,7 +144,7 @@ func (l *lessor) run() {
 		l.mu.Lock()
 		wait := time.Hour
 		var expired []int64
-		now := time.Now()
+		now := l.n.cfg.faults.clock()
 		for len(l.queue) > 0 && len(expired) < maxRevokes {
 			t := l.queue[0]
 			if t.expiry.After(now) {
@@ -213,7 +213,7 @@ func (l *lessor) renew(id int64) (int64, error) {
 	if t == nil || t.revoked {
 		return 0, rpctypes.ErrGRPCLeaseNotFound
 	}
-	t.expiry = time.Now().Add(leaseDuration(t.ttl))
+	t.expiry = l.n.cfg.faults.clock().Add(leaseDuration(t.ttl))
 	heap.Fix(&l.queue, t.slot)
 	return t.ttl, nil
 }
@@ -229,7 +229,7 @@ func (l *lessor) remaining(id int64) (granted, left int64, err error) {
 		return 0, 0, rpctypes.ErrGRPCLeaseNotFound
 	}
 	if !t.revoked {
-		left = max(int64(time.Until(t.expiry)/time.Second), 0)
+		left = max(int64(t.expiry.Sub(l.n.cfg.faults.clock())/time.Second), 0)
 	}
 	return t.ttl, left, nil
 }

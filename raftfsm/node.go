@@ -26,6 +26,8 @@ type Node struct {
 	boot uint64
 	log  *slog.Logger
 
+	began time.Time
+
 	ctx    context.Context // ends with stop
 	stop   chan struct{}
 	cancel context.CancelFunc
@@ -79,7 +81,7 @@ func (n *Node) sinceContact() time.Duration {
 	}
 	last := n.raft.LastContact()
 	if last.IsZero() {
-		return time.Since(time.Unix(0, int64(n.boot)))
+		return time.Since(n.began)
 	}
 	return time.Since(last)
 }

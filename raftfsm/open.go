@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/types"
 	"go.etcd.io/bbolt"
 )
 
@@ -29,7 +30,10 @@ func Open(cfg Config) (*Node, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, stop: make(chan struct{}), changing: make(chan struct{}, 1)}
+	if err := cfg.faultpoints(); err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, began: time.Now(), stop: make(chan struct{}), changing: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.log = cfg.Logger.With("component", "raftfsm", "peer", cfg.Name)
 	n.cfg.Logger = n.log
@@ -66,7 +70,7 @@ func (n *Node) open() error {
 	case cfg.ID != 0 && cfg.ID != id.ID:
 		return fmt.Errorf("directory %s belongs to peer %v, not %v: use the directory and the certificate of one peer", cfg.Dir, id.ID, cfg.ID)
 	}
-	id = id.nextBoot(time.Now())
+	id = id.nextBoot(cfg.faults.clock())
 	if err := writeIdentity(cfg.Dir, id); err != nil {
 		return diskHint(err)
 	}
@@ -160,7 +164,11 @@ func (n *Node) openFiles() (raft.LogStore, raft.StableStore, error) {
 		return nil, nil, fmt.Errorf("open %s, which holds the raft term and vote: %w", path, err)
 	}
 	n.closers = append(n.closers, bolt.Close)
-	disk, err := openWAL(filepath.Join(dir, walDir), walfs.New(), segmentBytes, newHLog(n.log, "raft-wal"), n.log)
+	var files types.VFS = walfs.New()
+	if n.cfg.faults.files != nil {
+		files = n.cfg.faults.files(files)
+	}
+	disk, err := openWAL(filepath.Join(dir, walDir), files, segmentBytes, newHLog(n.log, "raft-wal"), n.log)
 	if err != nil {
 		return nil, nil, err
 	}

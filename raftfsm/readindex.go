@@ -147,6 +147,9 @@ type reader struct {
 // ReadIndex returns when the local store holds every write that was acknowledged anywhere before the call.
 // Errors: rpctypes.ErrGRPCNoLeader, ErrGRPCTimeout, ErrStopped, or that of ctx.
 func (n *Node) ReadIndex(ctx context.Context) error {
+	if stale := n.cfg.faults.staleReads; stale != nil && stale() {
+		return nil
+	}
 	began := time.Now()
 	defer func() { n.metrics.readIndex.Observe(time.Since(began).Seconds()) }()
 	ch := make(chan error, 1)

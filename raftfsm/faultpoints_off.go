@@ -1,0 +1,6 @@
+//go:build !faultpoints
+
+package raftfsm
+
+// faultpoints does nothing; see faultpoints.go.
+func (*Config) faultpoints() error { return nil }
