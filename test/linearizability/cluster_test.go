@@ -23,11 +23,9 @@ const members = 3
 // cluster is three members, the network between them, and whoever starts again what has
 // ended by itself.
 type cluster struct {
-	binary string
-	dir    string
+	plan
 	lg     *zap.Logger
 	token  string
-	extra  []string // more flags for each member
 	net    *network
 	slots  [members]*member
 	reconf sync.Mutex // held during a change of members
@@ -74,14 +72,14 @@ func freePort() (string, error) {
 }
 
 // startCluster starts members and returns when each of them answers a linearizable read.
-func startCluster(ctx context.Context, lg *zap.Logger, binary, dir string, extra ...string) (*cluster, error) {
-	c := &cluster{binary: binary, dir: dir, lg: lg, token: filepath.Base(dir), extra: extra}
+func startCluster(ctx context.Context, lg *zap.Logger, p plan) (*cluster, error) {
+	c := &cluster{plan: p, lg: lg, token: filepath.Base(p.dir)}
 	c.net = newNetwork(func(i int) int { return c.slots[i].proc.pid() })
 	var initial []string
 	for i := range c.slots {
-		m := &member{slot: i, state: "new"}
+		m := &member{slot: i, state: "new", faults: p.disk}
 		c.slots[i] = m
-		m.proc.log = filepath.Join(dir, fmt.Sprintf("m%d.log", i))
+		m.proc.log = filepath.Join(c.dir, fmt.Sprintf("m%d.log", i))
 		for _, p := range []*string{&m.client, &m.peer} {
 			addr, err := freePort()
 			if err != nil {
@@ -101,7 +99,7 @@ func startCluster(ctx context.Context, lg *zap.Logger, binary, dir string, extra
 	}
 	for _, m := range c.slots {
 		m.initial = strings.Join(initial, ",")
-		m.dirs = []string{filepath.Join(dir, m.name())}
+		m.dirs = []string{filepath.Join(c.dir, m.name())}
 		if err := c.start(m); err != nil {
 			c.close()
 			return nil, err
@@ -133,7 +131,7 @@ func (c *cluster) start(m *member) error {
 		"--listen-client-urls", "http://" + m.client, "--advertise-client-urls", "http://" + m.client,
 		"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.proxied,
 		"--initial-cluster", m.initial, "--initial-cluster-state", m.state, "--initial-cluster-token", c.token,
-	}, c.extra...)
+	}, c.flags...)
 	return m.proc.start(c.binary, []string{faultsEnv + "=" + m.faultFile(c)}, args)
 }
 

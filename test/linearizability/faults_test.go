@@ -26,6 +26,11 @@ type diskFaults struct {
 	WriteError string        `json:"writeError,omitempty"` // ENOSPC or EIO, for each write of the log
 	NoSpace    bool          `json:"noSpace,omitempty"`    // the disk is measured as full
 	Clock      time.Duration `json:"clock,omitempty"`      // added to the clock
+	StaleReads bool          `json:"staleReads,omitempty"` // a bug: reads ask nobody
+
+	// How often a server looks whether a snapshot is due, and how much log stays behind one.
+	SnapshotInterval time.Duration `json:"snapshotInterval,omitempty"`
+	TrailingBytes    int64         `json:"trailingBytes,omitempty"`
 }
 
 // write replaces the file at path in one step.
@@ -226,7 +231,11 @@ func (c *cluster) breakDisk(ctx context.Context, r *rand.Rand, change func(*disk
 		return err
 	}
 	hold(ctx, between(r, 200*time.Millisecond, 3*time.Second))
-	return c.setFaults(m, func(f *diskFaults) { *f = diskFaults{Clock: f.Clock} })
+	return c.setFaults(m, func(f *diskFaults) {
+		clock := f.Clock
+		*f = c.disk
+		f.Clock = clock
+	})
 }
 
 // others is a client of the members but one.
@@ -278,7 +287,7 @@ func (c *cluster) replace(ctx context.Context, m *member) error {
 	m.gen++
 	m.state = "existing"
 	m.dirs = append(m.dirs, filepath.Join(c.dir, m.name()))
-	m.faults = diskFaults{}
+	m.faults = c.disk
 	// From here on there is no way back: the cluster must take the new member.
 	long, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()

@@ -55,9 +55,11 @@ type plan struct {
 	faults []fault
 	count  int           // of faults to inject
 	rest   time.Duration // about this long between faults
-	extra  []string      // flags for the servers
+	flags  []string      // more flags for the servers
+	disk   diskFaults    // what the servers' disks are like when nothing is broken
 	dir    string        // is made, and removed after a history without violation
-	export func(dirs []string) ([]model.EtcdRequest, error)
+	// export reads the requests from the data directories of members and of former members.
+	export func(now, before []string) ([]model.EtcdRequest, error)
 }
 
 // verdict is what a history came to.
@@ -95,7 +97,7 @@ func (p plan) run(ctx context.Context) (v verdict, err error) {
 
 	began, cancelBegan := context.WithTimeout(ctx, settleFor)
 	defer cancelBegan()
-	c, err := startCluster(began, lg, p.binary, p.dir, p.extra...)
+	c, err := startCluster(began, lg, p)
 	if err != nil {
 		return v, fmt.Errorf("start the cluster (see %s): %w", p.dir, err)
 	}
@@ -287,11 +289,12 @@ func (p plan) judge(lg *zap.Logger, c *cluster, reports []report.ClientReport, v
 			}
 		}
 	}
-	var dirs []string
+	var now, before []string
 	for _, m := range c.slots {
-		dirs = append(dirs, m.dirs[len(m.dirs)-1])
+		last := len(m.dirs) - 1
+		now, before = append(now, m.dirs[last]), append(before, m.dirs[:last]...)
 	}
-	log, err := p.export(dirs)
+	log, err := p.export(now, before)
 	if err != nil {
 		v.violation = errors.Join(v.violation, fmt.Errorf("read the raft logs: %w", err))
 	}
