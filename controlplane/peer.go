@@ -323,7 +323,7 @@ func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) 
 		}
 		return c, err
 	}}
-	secure, plain := srv.NewGRPCServer(grpc.Creds(credentials.NewTLS(conf))), srv.NewGRPCServer()
+	secure, plain := srv.NewGRPCServer(grpc.Creds(credentials.NewTLS(conf))), srv.TrustedGRPCServer()
 	part("etcd API", func(context.Context) error { return secure.Serve(port) })
 	part("etcd socket", func(context.Context) error { return plain.Serve(local) })
 	return func() { srv.Close(); secure.Stop(); plain.Stop() }, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"golang.org/x/crypto/bcrypt"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -95,6 +96,14 @@ type Config struct {
 	ProgressInterval    time.Duration
 	RequestTimeout      time.Duration
 	LeaderCheckInterval time.Duration
+	// Tokens are what users get for their password; nil is simple ones.
+	Tokens Tokens
+	// BcryptCost is how costly it is to check a password, from
+	// bcrypt.MinCost to bcrypt.MaxCost; 0 is bcrypt.DefaultCost.
+	BcryptCost int
+	// ClientCertAuth lets the common name of a verified client certificate
+	// stand for the user of that name where a request has no token.
+	ClientCertAuth bool
 	// QuotaBytes is what Status reports as quota; store.WithQuota enforces
 	// it. 0 is none.
 	QuotaBytes int64
@@ -106,9 +115,12 @@ type Server struct {
 	cfg    Config
 	log    *slog.Logger
 	health *health.Server
+	tokens tokenService
 	led    leaderWatch
 	stop   chan struct{}
 	once   sync.Once
+	// unfollow ends the store's reports to tokens.
+	unfollow func()
 }
 
 // New returns a server. Serve it with NewGRPCServer, or give ServerOptions to
@@ -119,11 +131,17 @@ func New(cfg Config) *Server {
 	def(&cfg.ProgressInterval, DefaultProgressInterval)
 	def(&cfg.RequestTimeout, DefaultRequestTimeout)
 	def(&cfg.LeaderCheckInterval, DefaultLeaderCheckInterval)
+	def(&cfg.BcryptCost, bcrypt.DefaultCost)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{})}
 	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
+	if cfg.Tokens == nil {
+		cfg.Tokens = newSimpleTokens(0)
+	}
+	s.tokens = tokenService{Tokens: cfg.Tokens, s: s}
+	s.unfollow = cfg.Store.FollowTokens(cfg.Tokens.follow)
 	return s
 }
 
@@ -148,7 +166,7 @@ func (s *Server) Register(g *grpc.Server) {
 
 // ServerOptions returns the options that the services need: etcd's message
 // limits and keepalive policy, and the handling of clients that require a
-// leader. They use the chained interceptors, so others can be added.
+// leader or a user's rights. They use the chained interceptors, so others can be added.
 func (s *Server) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(s.cfg.MaxRequestBytes + requestOverhead),
@@ -156,15 +174,19 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(math.MaxUint32),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Hour, Timeout: 20 * time.Second}),
-		grpc.ChainUnaryInterceptor(s.unaryLeader),
-		grpc.ChainStreamInterceptor(s.streamLeader),
+		grpc.ChainUnaryInterceptor(s.unaryLeader, s.unaryAuth),
+		grpc.ChainStreamInterceptor(s.streamLeader, s.streamAuth),
 	}
 }
 
 // NewGRPCServer returns a gRPC server with all services. Credentials are for
 // the caller to add.
 func (s *Server) NewGRPCServer(more ...grpc.ServerOption) *grpc.Server {
-	g := grpc.NewServer(append(s.ServerOptions(), more...)...)
+	return s.newGRPCServer(append(s.ServerOptions(), more...)...)
+}
+
+func (s *Server) newGRPCServer(options ...grpc.ServerOption) *grpc.Server {
+	g := grpc.NewServer(options...)
 	s.Register(g)
 	return g
 }
@@ -174,6 +196,7 @@ func (s *Server) NewGRPCServer(more ...grpc.ServerOption) *grpc.Server {
 func (s *Server) Close() {
 	s.once.Do(func() {
 		s.health.Shutdown()
+		s.unfollow()
 		close(s.stop)
 	})
 }

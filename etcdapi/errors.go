@@ -59,8 +59,19 @@ func (s *Server) wait(ctx context.Context, f func(ctx context.Context) error) er
 	return rpcError(err)
 }
 
-// propose replicates r and returns its response, whose header needs filling.
+// propose replicates r, in the name of the caller of ctx, and returns its
+// response, whose header needs filling.
 func (s *Server) propose(ctx context.Context, r *pb.InternalRaftRequest) (proto.Message, error) {
+	if r.Authenticate == nil {
+		who, err := s.caller(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !who.trusted {
+			// Without authentication too: it may be enabled before r is applied.
+			r.Header = &pb.RequestHeader{Username: who.Username, AuthRevision: who.Revision}
+		}
+	}
 	if proto.Size(r) > s.cfg.MaxRequestBytes {
 		return nil, rpctypes.ErrGRPCRequestTooLarge
 	}

@@ -26,12 +26,22 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 			return nil, err
 		}
 	}
-	resp, err := k.s.cfg.Store.Range(r)
+	resp, err := k.read(ctx, r)
 	if err != nil {
-		return nil, rpcError(err)
+		return nil, err
 	}
 	resp.Header = k.s.fill(resp.Header)
 	return resp, nil
+}
+
+// read reads the local store for the caller of ctx.
+func (k *kvServer) read(ctx context.Context, r *pb.RangeRequest) (resp *pb.RangeResponse, err error) {
+	permit := func(who store.AuthInfo) error { return k.s.cfg.Store.Auth().PermitRange(who, r.Key, r.RangeEnd) }
+	err = k.s.permitted(ctx, permit, func() (err error) {
+		resp, err = k.s.cfg.Store.Range(r)
+		return err
+	})
+	return resp, rpcError(err)
 }
 
 // streamChunkBytes is the size from which on RangeStream begins a new message.
@@ -54,9 +64,9 @@ func (k *kvServer) RangeStream(r *pb.RangeRequest, stream pb.KV_RangeStreamServe
 			return err
 		}
 	}
-	resp, err := k.s.cfg.Store.Range(r)
+	resp, err := k.read(stream.Context(), r)
 	if err != nil {
-		return rpcError(err)
+		return err
 	}
 	kvs := resp.Kvs
 	size, first := 0, 0
@@ -110,8 +120,12 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 				return nil, err
 			}
 		}
-		var err error
-		if resp, err = k.s.cfg.Store.Txn(r); err != nil {
+		permit := func(who store.AuthInfo) error { return k.s.cfg.Store.PermitTxn(who, r) }
+		err := k.s.permitted(ctx, permit, func() (err error) {
+			resp, err = k.s.cfg.Store.Txn(r)
+			return err
+		})
+		if err != nil {
 			return nil, rpcError(err)
 		}
 	} else {

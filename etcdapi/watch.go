@@ -124,6 +124,10 @@ func (st *watchStream) receive() error {
 func (st *watchStream) revision() int64 { return st.s.cfg.Store.Revision() }
 
 func (st *watchStream) create(r *pb.WatchCreateRequest) {
+	if len(r.Key) == 0 {
+		r.Key = []byte{0}
+	}
+	denied := st.denied(r)
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.broken {
@@ -132,13 +136,13 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 	refuse := func(why string) {
 		st.send(&pb.WatchResponse{Header: st.s.header(st.revision()), WatchId: noWatchID, Created: true, Canceled: true, CancelReason: why})
 	}
-	if len(r.Key) == 0 {
-		r.Key = []byte{0}
-	}
 	// The texts are etcd's.
 	switch {
 	case r.StartRevision < 0:
 		refuse(rpctypes.ErrCompacted.Error())
+		return
+	case denied != "":
+		refuse(denied)
 		return
 	case emptyRange(r.Key, r.RangeEnd):
 		refuse("mvcc: watcher range is empty")
@@ -173,6 +177,17 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 	st.send(&pb.WatchResponse{Header: st.s.header(revision), WatchId: id, Created: true})
 	st.wg.Add(1)
 	go st.follow(w)
+}
+
+// denied returns why the client may not watch what it asks for; empty when it
+// may.
+func (st *watchStream) denied(r *pb.WatchCreateRequest) string {
+	permit := func(who store.AuthInfo) error { return st.s.cfg.Store.Auth().PermitRange(who, r.Key, r.RangeEnd) }
+	err := st.s.permitted(st.stream.Context(), permit, func() error { return nil })
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // follow sends the events of w as they come.

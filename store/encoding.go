@@ -10,7 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// The snapshot format, version 1. All fixed-size numbers are big endian, the
+// The snapshot format, versions 1 and 2. All fixed-size numbers are big endian, the
 // others are unsigned varints (signed ones zigzag, as in encoding/binary).
 //
 //	magic "tripodSN", version uint32, checksum uint32
@@ -18,17 +18,22 @@ import (
 //
 // Each checksum is the CRC-32C of everything from the first byte of the
 // stream up to it, so that no frame can be damaged, lost, repeated or moved
-// unnoticed. Frames come in the order of their kinds; those of leases,
-// versions and changes may be several or none:
+// unnoticed. Frames come in this order; those of leases, versions and changes
+// may be several or none:
 //
 //	meta      revision, compact revision, cluster version, alarms, members
+//	auth      whether enabled, auth revision, logins, users, roles
 //	leases    (ID, TTL, remaining)*, ascending
 //	versions  versions older than the compact revision: one a key, by key
 //	changes   the history from the compact revision on, in order
 //	end       number of leases, versions, changes
+//
+// The auth frame is what version 2 adds. A state in which nothing was ever done
+// about users and roles is written without it, as version 1, which programs
+// that know no other version read too.
 const (
 	snapshotMagic   = "tripodSN"
-	snapshotVersion = 1
+	snapshotVersion = 2
 	frameTarget     = 256 << 10
 )
 
@@ -40,10 +45,25 @@ const (
 	frameVersions
 	frameChanges
 	frameEnd
+	frameAuth // of version 2, hence the number
 )
 
+// frameOrder is the order of the frames.
+var frameOrder = [...]frameKind{frameMeta, frameAuth, frameLeases, frameVersions, frameChanges, frameEnd}
+
+// place is a frame's place in that order, from 0 on; one that is not known
+// comes last.
+func (k frameKind) place() int {
+	for i, o := range frameOrder {
+		if o == k {
+			return i
+		}
+	}
+	return len(frameOrder)
+}
+
 func (k frameKind) String() string {
-	names := [...]string{"", "meta", "leases", "versions", "changes", "end"}
+	names := [...]string{"", "meta", "leases", "versions", "changes", "end", "auth"}
 	if int(k) < len(names) && k > 0 {
 		return names[k]
 	}
@@ -64,7 +84,11 @@ type encoder struct {
 
 func (e *encoder) state(st *state) {
 	e.raw([]byte(snapshotMagic))
-	e.raw(binary.BigEndian.AppendUint32(nil, snapshotVersion))
+	version := uint32(1)
+	if !st.auth.untouched() {
+		version = snapshotVersion
+	}
+	e.raw(binary.BigEndian.AppendUint32(nil, version))
 	e.checksum()
 
 	e.kind = frameMeta
@@ -86,6 +110,11 @@ func (e *encoder) state(st *state) {
 		}
 	}
 	e.flush()
+	if !st.auth.untouched() {
+		e.kind = frameAuth
+		e.auth(st.auth)
+		e.flush()
+	}
 
 	var leases, versions, changes uint64
 	e.kind = frameLeases
@@ -237,8 +266,8 @@ func (f *frameReader) header() error {
 	if err := f.checksum("the header"); err != nil {
 		return err
 	}
-	if v := binary.BigEndian.Uint32(b[len(snapshotMagic):]); v != snapshotVersion {
-		return fmt.Errorf("read snapshot: format version %d, this program reads version %d: use the version of the program that wrote it", v, snapshotVersion)
+	if v := binary.BigEndian.Uint32(b[len(snapshotMagic):]); v == 0 || v > snapshotVersion {
+		return fmt.Errorf("read snapshot: format version %d, this program reads versions up to %d: use the version of the program that wrote it", v, snapshotVersion)
 	}
 	return nil
 }

@@ -14,10 +14,10 @@ import (
 // mayImport is everything this package may import; nothing in it knows a
 // clock, randomness, files, processes or the network.
 var mayImport = []string{
-	"bytes", "cmp", "context", "encoding/binary", "errors", "fmt", "hash/crc32", "io", "math", "slices", "sort",
+	"bytes", "cmp", "context", "encoding/base64", "encoding/binary", "errors", "fmt", "hash/crc32", "io", "math", "slices", "sort",
 	"sync", "sync/atomic", "unsafe",
 	"github.com/tidwall/btree",
-	"go.etcd.io/etcd/api/v3/etcdserverpb", "go.etcd.io/etcd/api/v3/membershippb", "go.etcd.io/etcd/api/v3/mvccpb", "go.etcd.io/etcd/api/v3/v3rpc/rpctypes",
+	"go.etcd.io/etcd/api/v3/authpb", "go.etcd.io/etcd/api/v3/etcdserverpb", "go.etcd.io/etcd/api/v3/membershippb", "go.etcd.io/etcd/api/v3/mvccpb", "go.etcd.io/etcd/api/v3/v3rpc/rpctypes",
 	"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "google.golang.org/protobuf/proto",
 }
 

@@ -24,6 +24,7 @@ func (s *Store) Restore(r io.Reader) error {
 	defer s.mu.Unlock()
 	before := s.cur.rev
 	s.cur = st
+	s.auth.Store(st.auth)
 	s.published.Store(nil)
 	for _, w := range s.watches.all() {
 		if w.restored(before, st) != nil {
@@ -32,6 +33,7 @@ func (s *Store) Restore(r io.Reader) error {
 		w.signal()
 	}
 	s.leaseChanged(LeasesReset, Lease{})
+	s.tokensChanged(TokenChange{Kind: AllTokensEnded})
 	return nil
 }
 
@@ -48,8 +50,8 @@ func decodeState(r io.Reader) (*state, error) {
 			return nil, err
 		}
 		at := d.off
-		once := kind == frameMeta || kind == frameEnd
-		if kind < last || kind == last && once || last == 0 && kind != frameMeta {
+		once := kind == frameMeta || kind == frameAuth || kind == frameEnd
+		if last == 0 && kind != frameMeta || last != 0 && kind.place() < last.place() || kind == last && once {
 			return nil, damaged(at, "a frame of %s is out of place", kind)
 		}
 		last = kind
@@ -76,6 +78,12 @@ func (l *loader) frame(kind frameKind, d *decoder) error {
 		if !d.bad && (l.st.rev < 1 || l.st.compactRev < -1 || l.st.compactRev > l.st.rev) {
 			return damaged(d.off, "revision %d with compact revision %d", l.st.rev, l.st.compactRev)
 		}
+	case frameAuth:
+		a := d.auth()
+		if !d.bad && !a.ordered() {
+			return damaged(d.off, "users or roles are out of order")
+		}
+		l.st.auth = a
 	case frameLeases:
 		for d.more() {
 			at := d.off

@@ -31,6 +31,8 @@ func sample(t testing.TB) *Store {
 	mustApply(t, s, &pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("new")}})
 	mustApply(t, s, &pb.InternalRaftRequest{Alarm: &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE}})
 	mustApply(t, s, &pb.InternalRaftRequest{ClusterVersionSet: &membershippb.ClusterVersionSetRequest{Ver: "3.7.0"}})
+	addUsers(t, s)
+	mustApply(t, s, &pb.InternalRaftRequest{Authenticate: &pb.InternalAuthenticateRequest{Name: "alice", SimpleToken: "x"}})
 	mustApply(t, s, &pb.InternalRaftRequest{ClusterMemberAttrSet: &membershippb.ClusterMemberAttrSetRequest{
 		Member_ID: 3, MemberAttributes: &membershippb.Attributes{Name: "three", ClientUrls: []string{"https://10.0.0.3:2379"}}}})
 	return s
@@ -43,8 +45,8 @@ func TestRestoreBringsEverythingBack(t *testing.T) {
 	if err := r.Restore(bytes.NewReader(snapshotBytes(t, s))); err != nil {
 		t.Fatal(err)
 	}
-	if a, b := fmt.Sprint(s.Leases(), s.Alarms(), s.Members(), s.ClusterVersion(), s.Revision(), s.CompactRevision(), s.Size()),
-		fmt.Sprint(r.Leases(), r.Alarms(), r.Members(), r.ClusterVersion(), r.Revision(), r.CompactRevision(), r.Size()); a != b {
+	if a, b := fmt.Sprint(s.Auth().Users(), s.Auth().Roles(), s.Auth().Enabled(), s.Auth().Revision(), s.Auth().Logins(), s.Leases(), s.Alarms(), s.Members(), s.ClusterVersion(), s.Revision(), s.CompactRevision(), s.Size()),
+		fmt.Sprint(r.Auth().Users(), r.Auth().Roles(), r.Auth().Enabled(), r.Auth().Revision(), r.Auth().Logins(), r.Leases(), r.Alarms(), r.Members(), r.ClusterVersion(), r.Revision(), r.CompactRevision(), r.Size()); a != b {
 		t.Errorf("restored\n%s\nwant\n%s", b, a)
 	}
 	resp, err := r.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
@@ -53,6 +55,25 @@ func TestRestoreBringsEverythingBack(t *testing.T) {
 	}
 	if keys := r.LeaseKeys(7); len(keys) != 1 || string(keys[0]) != "leased" {
 		t.Errorf("keys of the lease: %q", keys)
+	}
+}
+
+// Programs that know only the first version of the format read a state without
+// users; one with users must not seem to them to have none.
+func TestOldProgramsReadWhatTheyCan(t *testing.T) {
+	s := New(Options{})
+	mustApply(t, s, put("k", "v"))
+	if v := snapshotBytes(t, s)[len(snapshotMagic)+3]; v != 1 {
+		t.Errorf("without users the format has version %d", v)
+	}
+	addUsers(t, s)
+	good := snapshotBytes(t, s)
+	if v := good[len(snapshotMagic)+3]; v != 2 {
+		t.Errorf("with users the format has version %d", v)
+	}
+	good[len(snapshotMagic)+3] = 3
+	if err := s.Restore(bytes.NewReader(withChecksums(good))); err == nil || !strings.Contains(err.Error(), "version 3") {
+		t.Errorf("a later version: %v", err)
 	}
 }
 

@@ -111,6 +111,7 @@ type state struct {
 	alarms         []alarm  // sorted, replaced when changed
 	members        []Member // sorted by ID, replaced when changed
 	clusterVersion string
+	auth           *Auth // replaced when changed
 }
 
 func newState() *state {
@@ -120,6 +121,7 @@ func newState() *state {
 		keys:       btree.NewMap[string, entry](keyDegree),
 		leases:     btree.NewMap[int64, Lease](0),
 		leaseKeys:  btree.NewBTreeGOptions(lessLeaseKey, btree.Options{NoLocks: true}),
+		auth:       newAuth(),
 	}
 }
 

@@ -7,8 +7,6 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -37,12 +35,17 @@ type Store struct {
 	// came after the last fork; set and cleared under mu.
 	published atomic.Pointer[state]
 
+	// auth is cur's; set under mu, for readers that ask for nothing else.
+	auth    atomic.Pointer[Auth]
+	onToken []*func(TokenChange) // guarded by mu; replaced, not changed
+
 	watches watchIndex
 }
 
 // New returns an empty store at revision 1.
 func New(o Options) *Store {
 	s := &Store{onLease: o.OnLease, cur: newState()}
+	s.auth.Store(s.cur.auth)
 	s.watches.init()
 	return s
 }
@@ -119,6 +122,9 @@ func (s *Store) Apply(r *pb.InternalRaftRequest) Result {
 	if err == nil {
 		res.Response = resp
 	}
+	if s.auth.Load() != s.cur.auth {
+		s.auth.Store(s.cur.auth)
+	}
 	s.published.Store(nil)
 	if s.cur.compactRev == compacted {
 		s.watches.notify(&s.cur.log, mark)
@@ -130,6 +136,9 @@ func (s *Store) Apply(r *pb.InternalRaftRequest) Result {
 func (s *Store) dispatch(r *pb.InternalRaftRequest) (proto.Message, error) {
 	st := s.cur
 	if err := st.refuse(r); err != nil {
+		return nil, err
+	}
+	if err := st.permitRequest(r); err != nil {
 		return nil, err
 	}
 	switch {
@@ -181,14 +190,8 @@ func (s *Store) dispatch(r *pb.InternalRaftRequest) (proto.Message, error) {
 	case r.ClusterVersionSet != nil:
 		st.clusterVersion = r.ClusterVersionSet.Ver
 		return &pb.EmptyResponse{}, nil
-	case r.AuthStatus != nil:
-		return &pb.AuthStatusResponse{Header: &pb.ResponseHeader{Revision: st.rev}}, nil
-	case r.AuthDisable != nil:
-		return &pb.AuthDisableResponse{Header: &pb.ResponseHeader{Revision: st.rev}}, nil
-	case r.Authenticate != nil:
-		return nil, rpctypes.ErrGRPCAuthNotEnabled
 	}
-	return nil, status.Error(codes.Unimplemented, "etcdserver: this kind of request is not supported; access is controlled by client certificates")
+	return s.applyAuth(r)
 }
 
 // refuse answers what active alarms forbid: without space nothing may grow,
