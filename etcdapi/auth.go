@@ -139,6 +139,7 @@ var guards = map[string]func(*Server, context.Context) error{
 	pb.Lease_LeaseGrant_FullMethodName:      (*Server).requireUser,
 	pb.Lease_LeaseRevoke_FullMethodName:     (*Server).requireUser,
 	pb.Lease_LeaseTimeToLive_FullMethodName: (*Server).requireUser,
+	pb.Lease_LeaseLeases_FullMethodName:     (*Server).requireUser,
 
 	pb.Cluster_MemberAdd_FullMethodName:     (*Server).requireAdmin,
 	pb.Cluster_MemberRemove_FullMethodName:  (*Server).requireAdmin,

@@ -9,8 +9,11 @@
 // then read the local store; serializable reads read it at once.
 //
 // Differences from an etcd server:
-//   - Access is controlled by client certificates: users and roles do not
-//     exist, and authentication is never enabled.
+//   - Whoever may do something on a range that holds no key, as its end is not
+//     behind its begin, is who may do it on the range's first key.
+//   - A permission that is granted again for the same range replaces the first
+//     one; of several that begin with one key etcd may keep both.
+//   - A jwt option that is not known is refused and not overlooked.
 //   - Members are added and removed with controld; the calls that change
 //     membership work only where Config.Members is given.
 //   - Hash and HashKV compare members of this cluster with each other, not

@@ -139,6 +139,10 @@ func (l *leaseServer) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 		// The revision is taken before the lease is renewed: a client must
 		// not hear of a renewal at a revision at which it had ended.
 		resp := &pb.LeaseKeepAliveResponse{Header: l.s.header(l.s.cfg.Store.Revision()), ID: r.ID}
+		// Authentication may be enabled while a stream is open.
+		if err := l.s.requireUser(stream.Context()); err != nil {
+			return err
+		}
 		permit := func(who store.AuthInfo) error { return l.s.cfg.Store.PermitLeaseWrite(who, r.ID) }
 		err = l.s.permitted(stream.Context(), permit, func() error {
 			return l.s.wait(stream.Context(), func(ctx context.Context) (err error) {

@@ -154,9 +154,6 @@ func TestClusterAndMaintenance(t *testing.T) {
 	if a, err := c.AuthStatus(ctx); err != nil || a.Enabled {
 		t.Errorf("auth status: %+v, %v", a, err)
 	}
-	if _, err := c.AuthEnable(ctx); err == nil || !strings.Contains(err.Error(), "client certificates") {
-		t.Errorf("auth enable: %v", err)
-	}
 	if _, err := c.MoveLeader(ctx, 9); err == nil || !strings.Contains(err.Error(), "controld") {
 		t.Errorf("move leader: %v", err)
 	}
