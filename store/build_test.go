@@ -115,7 +115,7 @@ func TestBuilderLeavesOutWhatIsCompacted(t *testing.T) {
 		t.Errorf("revision %d, compacted at %d", s.Revision(), s.CompactRevision())
 	}
 	resp, err := s.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
-	if err != nil || fmt.Sprint(len(resp.Kvs), string(resp.Kvs[0].Key), resp.Kvs[0].Version, resp.Kvs[0].Lease) != "2 a 2 0" {
+	if err != nil || fmt.Sprintf("%d %s %d %d", len(resp.Kvs), resp.Kvs[0].Key, resp.Kvs[0].Version, resp.Kvs[0].Lease) != "2 a 2 0" {
 		t.Errorf("%v, %v", resp, err)
 	}
 	if err := New(Options{}).Restore(bytes.NewReader(snapshotBytes(t, s))); err != nil {
