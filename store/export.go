@@ -58,3 +58,6 @@ func (sn *Snapshot) ClusterVersion() string { return sn.st.clusterVersion }
 
 // Size is Store.Size at that moment.
 func (sn *Snapshot) Size() int64 { return sn.st.size }
+
+// Keys is the number of keys that exist.
+func (sn *Snapshot) Keys() int64 { return sn.st.count(span{toEnd: true}, sn.st.rev) }
