@@ -14,6 +14,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/tripod-cluster/tripod/backup/etcddb"
 	"github.com/tripod-cluster/tripod/store"
 )
 
@@ -107,6 +108,12 @@ type Config struct {
 	// QuotaBytes is what Status reports as quota; store.WithQuota enforces
 	// it. 0 is none.
 	QuotaBytes int64
+	// SnapshotDir is where a snapshot that a client asked for is written before it
+	// is sent; it takes as much space there for that time. Empty is os.TempDir.
+	SnapshotDir string
+	// SnapshotOrigin says what such a snapshot tells of this cluster; nil tells
+	// what Cluster does.
+	SnapshotOrigin func() etcddb.Origin
 }
 
 // Server implements etcd's gRPC services. Its methods may be called at any
@@ -117,6 +124,8 @@ type Server struct {
 	health *health.Server
 	tokens tokenService
 	led    leaderWatch
+	// saving is held while a snapshot is written.
+	saving chan struct{}
 	stop   chan struct{}
 	once   sync.Once
 	// unfollow ends the store's reports to tokens.
@@ -135,7 +144,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{})}
+	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), saving: make(chan struct{}, 1)}
 	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
 	if cfg.Tokens == nil {
 		cfg.Tokens = newSimpleTokens(0)

@@ -8,10 +8,12 @@ import (
 	"go.etcd.io/etcd/api/v3/version"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/tripod-cluster/tripod/backup/etcddb"
 )
 
 // storageVersion is the version of etcd whose state the store keeps.
-const storageVersion = "3.7.0"
+const storageVersion = etcddb.SchemaVersion
 
 type maintenanceServer struct {
 	s *Server
@@ -83,10 +85,6 @@ func (m *maintenanceServer) HashKV(_ context.Context, r *pb.HashKVRequest) (*pb.
 // and the log is cut by snapshots.
 func (m *maintenanceServer) Defragment(context.Context, *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
 	return &pb.DefragmentResponse{Header: m.s.header(m.s.cfg.Store.Revision())}, nil
-}
-
-func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_SnapshotServer) error {
-	return status.Error(codes.Unimplemented, "etcdserver: snapshots of this cluster cannot be taken through its etcd API")
 }
 
 func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {

@@ -107,10 +107,9 @@ func (p *pages) page(id uint64) (b []byte, off int64, err error) {
 	if id < 2 || id >= p.high {
 		return nil, 0, p.damaged(0, "page %d of %d is referred to", id, p.high)
 	}
-	if p.seen[id/8]&(1<<(id%8)) != 0 {
-		return nil, 0, p.damaged(off, "page %d is referred to twice", id)
+	if err := p.once(id, off); err != nil {
+		return nil, 0, err
 	}
-	p.seen[id/8] |= 1 << (id % 8)
 	b = make([]byte, p.pageSize)
 	if _, err := p.r.ReadAt(b, off); err != nil {
 		return nil, 0, fmt.Errorf("read %s: byte %d: %w", p.name, off, err)
@@ -125,11 +124,25 @@ func (p *pages) page(id uint64) (b []byte, off int64, err error) {
 	if more >= p.high-id {
 		return nil, 0, p.damaged(off, "page %d claims %d more pages of %d", id, more, p.high)
 	}
+	for i := range more {
+		if err := p.once(id+1+i, off); err != nil {
+			return nil, 0, err
+		}
+	}
 	b = make([]byte, int64(more+1)*p.pageSize)
 	if _, err := p.r.ReadAt(b, off); err != nil {
 		return nil, 0, fmt.Errorf("read %s: byte %d: %w", p.name, off, err)
 	}
 	return b, off, nil
+}
+
+// once marks a page as read, for the page at off.
+func (p *pages) once(id uint64, off int64) error {
+	if p.seen[id/8]&(1<<(id%8)) != 0 {
+		return p.damaged(off, "page %d is referred to twice", id)
+	}
+	p.seen[id/8] |= 1 << (id % 8)
+	return nil
 }
 
 // entry is a key and a value, or a bucket, at a byte of the file.

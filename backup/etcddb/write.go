@@ -93,7 +93,7 @@ func Write(path string, sn *store.Snapshot, o Origin) (err error) {
 			os.Remove(path)
 		}
 	}()
-	size, err := writeDB(path, sn, o)
+	size, err := writeDB(path, sn, o, 0)
 	if err != nil {
 		return fmt.Errorf("write the snapshot %s: %w", path, err)
 	}
@@ -126,9 +126,10 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// writeDB fills a new database and returns the size of its pages.
-func writeDB(path string, sn *store.Snapshot, o Origin) (size int64, err error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType})
+// writeDB fills a new database, of pages of pageSize bytes (0: the machine's), and
+// returns the size of them all.
+func writeDB(path string, sn *store.Snapshot, o Origin, pageSize int) (size int64, err error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType, PageSize: pageSize})
 	if err != nil {
 		return 0, err
 	}

@@ -30,7 +30,9 @@ var rooms = []room{
 		why: "store is a pure state machine: etcd's API types, a B-tree and the standard library"},
 	{pkgs: []string{"pki"}, only: nothing, why: "pki needs the standard library alone"},
 	{pkgs: []string{"raftfsm"}, own: []string{"store"}, never: everythingOfK8s, why: "raftfsm orders the store's requests and knows no API"},
-	{pkgs: []string{"etcdapi"}, own: []string{"store"}, never: everythingOfK8s, why: "etcdapi is a front door of the store, beside apiserver"},
+	{pkgs: []string{"backup/etcddb"}, own: []string{"store"}, never: everythingOfK8s, why: "it is the store's state in etcd's file"},
+	{pkgs: []string{"backup"}, own: []string{"backup/etcddb", "store"}, never: everythingOfK8s, why: "backups are of the store and know no API"},
+	{pkgs: []string{"etcdapi"}, own: []string{"store", "backup/etcddb"}, never: everythingOfK8s, why: "etcdapi is a front door of the store, beside apiserver"},
 
 	{pkgs: []string{"apiserver/internal/...", "apiserver/storage"}, own: []string{"store"}, test: []string{"apiserver/..."}, why: "the API's storage is over the store"},
 	{pkgs: []string{"apiserver"}, own: []string{"apiserver/...", "store", "pki"}, test: []string{"etcdapi"}, why: "apiserver is a front door of the store, beside etcdapi"},
