@@ -100,7 +100,7 @@ type Config struct {
 	// Tokens are what users get for their password; nil is simple ones.
 	Tokens Tokens
 	// BcryptCost is how costly it is to check a password, from
-	// bcrypt.MinCost to bcrypt.MaxCost; 0 is bcrypt.DefaultCost.
+	// bcrypt.MinCost to bcrypt.MaxCost; what is not is bcrypt.DefaultCost.
 	BcryptCost int
 	// ClientCertAuth lets the common name of a verified client certificate
 	// stand for the user of that name where a request has no token.
@@ -140,7 +140,9 @@ func New(cfg Config) *Server {
 	def(&cfg.ProgressInterval, DefaultProgressInterval)
 	def(&cfg.RequestTimeout, DefaultRequestTimeout)
 	def(&cfg.LeaderCheckInterval, DefaultLeaderCheckInterval)
-	def(&cfg.BcryptCost, bcrypt.DefaultCost)
+	if cfg.BcryptCost < bcrypt.MinCost || cfg.BcryptCost > bcrypt.MaxCost {
+		cfg.BcryptCost = bcrypt.DefaultCost
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}

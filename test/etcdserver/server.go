@@ -46,9 +46,14 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--watch-progress-notify-interval: %w", err)
 	}
+	tokens, err := etcdapi.ParseTokens(o.authToken, time.Duration(o.authTokenTTL)*time.Second)
+	if err != nil {
+		return fmt.Errorf("--auth-token: %w", err)
+	}
 	api := etcdapi.New(etcdapi.Config{
 		Store: s, Proposer: store.WithQuota(node, s, quota, uint64(node.ID())), Leaser: node, Cluster: members.New(node, s), Logger: log,
 		MaxRequestBytes: int(o.maxRequestBytes), MaxTxnOps: int(o.maxTxnOps), ProgressInterval: progress, QuotaBytes: quota,
+		Tokens: tokens, BcryptCost: int(o.bcryptCost), ClientCertAuth: o.clientCertAuth,
 	})
 	pages := handler(o, api)
 	front := api.NewFront(pages)
