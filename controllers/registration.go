@@ -3,6 +3,7 @@ package controllers
 import (
 	"github.com/tripod-cluster/tripod/controllers/clusterroleaggregation"
 	"github.com/tripod-cluster/tripod/controllers/csr"
+	"github.com/tripod-cluster/tripod/controllers/daemonset"
 	"github.com/tripod-cluster/tripod/controllers/deployment"
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
@@ -47,6 +48,7 @@ var registrations = []registration{
 	},
 	{name: "replicaset", component: "replicaset-controller", build: plain(replicaset.New)},
 	{name: "deployment", component: "deployment-controller", build: plain(deployment.New)},
+	{name: "daemonset", component: "daemonset-controller", build: plain(daemonset.New)},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
 	{

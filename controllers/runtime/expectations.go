@@ -36,6 +36,9 @@ func NewExpectations(now func() time.Time) *Expectations {
 func (e *Expectations) ExpectCreations(key string, n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if n <= 0 {
+		return
+	}
 	x := e.get(key)
 	x.creations += n
 	x.since = e.now()

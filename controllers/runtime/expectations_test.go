@@ -17,6 +17,8 @@ func TestExpectations(t *testing.T) {
 		}
 	}
 	check(true, "at first")
+	e.ExpectCreations("k", 0)
+	check(true, "with nothing to create")
 	e.ExpectCreations("k", 2)
 	e.CreationObserved("k")
 	check(false, "with one creation unseen")

@@ -124,6 +124,25 @@ func stamp(o apiruntime.Object) {
 // Writes counts the requests that change something, so far.
 func (c *Cluster) Writes() int64 { return c.writes.Load() }
 
+// Settle waits until nothing has been written for a while. It cannot know that
+// nothing is due, so a test that relies on it may only pass by mistake, never
+// fail by one.
+func (c *Cluster) Settle(t *testing.T) {
+	t.Helper()
+	before, quiet := int64(-1), 0
+	Eventually(t, func() string {
+		if w := c.Writes(); w != before {
+			before, quiet = w, 0
+		} else {
+			quiet++
+		}
+		if quiet < 20 {
+			return "the controllers are still writing"
+		}
+		return ""
+	})
+}
+
 // Deps returns what a controller's constructor takes.
 func (c *Cluster) Deps() runtime.Deps {
 	return runtime.Deps{Client: c.Clientset, Informers: c.Informers, Recorder: c.Events, Log: slog.New(slog.DiscardHandler), Clock: c.Clock}
