@@ -28,7 +28,7 @@ LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 # Tests that need the fleet or the guest are not unit tests.
 UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
 
-.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e bench lint clean
+.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e bench bench-store lint clean
 
 help: ## list what make can do
 	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,6 +81,12 @@ test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them doe
 bench: up ## measure; tables on screen, .tripod/bench/NAME.json
 	@mkdir -p $(T)/bench
 	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test -p 1 $$(go list ./... | grep '/bench$$') -count=1 -v -run '^TestBench' -timeout 60m
+
+# A part alone: make bench-store PART=puts (puts, reads, watch, embedded, million).
+PART ?= .
+bench-store: ## measure the store beside etcd, three processes each; .tripod/bench/store.json
+	@mkdir -p $(T)/bench
+	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test ./test/benchstore -count=1 -v -run '^TestBench/$(PART)' -timeout 30m
 
 lint: deb ## gofmt, go vet, lintian
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not in gofmt's form:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
