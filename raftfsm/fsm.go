@@ -36,6 +36,7 @@ type fsm struct {
 	lease     func(store.LeaseChange)  // a lease was granted or revoked
 	restored  func(*session)           // the state was replaced; own session, may be nil
 	committed func(index, term uint64) // a batch of entries was applied
+	durable   func(index uint64) error // waits until the own disk has an entry; see ahead.go
 	fatal     func(error)
 	stop      <-chan struct{}
 	ready     chan struct{} // closed when the Node holds its raft, which the hooks use
@@ -57,7 +58,8 @@ type indexWaiter struct {
 }
 
 func newFSM(s *store.Store, self PeerID, boot uint64) *fsm {
-	return &fsm{store: s, self: self, boot: boot, sessions: sessions{}, members: map[PeerID]Member{}, removed: map[PeerID]struct{}{}, ready: make(chan struct{})}
+	return &fsm{store: s, self: self, boot: boot, sessions: sessions{}, members: map[PeerID]Member{}, removed: map[PeerID]struct{}{}, ready: make(chan struct{}),
+		durable: func(uint64) error { return nil }}
 }
 
 // Apply applies one entry; see ApplyBatch.
@@ -67,6 +69,9 @@ func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 // wait for their own.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	<-f.ready
+	if f.durable(logs[len(logs)-1].Index) != nil {
+		return make([]any, len(logs)) // stopping: what is not on disk here is applied nowhere
+	}
 	var own []outcome
 	for _, l := range logs {
 		if l.Type != raft.LogCommand {

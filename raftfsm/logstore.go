@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -267,15 +268,31 @@ type logStore struct {
 	// cut is set from the removal of a suffix until an append succeeds.
 	cut atomic.Bool
 
+	// leading tells whether raft leads, so that what it appends may be written while it is replicated; see ahead.go.
+	leading func() bool
+	// onFailed is called, on a goroutine of its own, when such a write failed.
+	onFailed func()
+	volatile atomic.Uint64 // index of the first unwritten entry, 0 for none; changes with mu held
+
 	mu    sync.Mutex
 	ring  [cacheEntries]*raft.Log
 	first uint64 // lowest index in the ring; the ring holds [first, next)
 	next  uint64
 	bytes int
+
+	unwritten      []*raft.Log // accepted and not yet on disk, in order
+	unwrittenBytes int
+	writing        bool
+	failed         error // of the last write
+	failures       uint64
+	closed, gaveUp bool
+	moved          sync.Cond // any of these changed
 }
 
 func newLogStore(on raft.LogStore, disk *diskWatch, fatal func(error)) *logStore {
-	return &logStore{LogStore: on, disk: disk, fatal: fatal}
+	s := &logStore{LogStore: on, disk: disk, fatal: fatal, leading: func() bool { return false }}
+	s.moved.L = &s.mu
+	return s
 }
 
 // IsMonotonic tells raft that the log has no holes.
@@ -290,13 +307,51 @@ func (s *logStore) GetLog(i uint64, out *raft.Log) error {
 			return nil
 		}
 	}
+	if n := len(s.unwritten); n > 0 && i >= s.unwritten[0].Index && i-s.unwritten[0].Index < uint64(n) {
+		*out = *s.unwritten[i-s.unwritten[0].Index]
+		s.mu.Unlock()
+		return nil
+	}
 	s.mu.Unlock()
 	return s.LogStore.GetLog(i, out)
+}
+
+// LastIndex counts what was accepted and is not yet written.
+func (s *logStore) LastIndex() (uint64, error) {
+	s.mu.Lock()
+	if n := len(s.unwritten); n > 0 {
+		defer s.mu.Unlock()
+		return s.unwritten[n-1].Index, nil
+	}
+	s.mu.Unlock()
+	return s.LogStore.LastIndex()
 }
 
 func (s *logStore) StoreLog(e *raft.Log) error { return s.StoreLogs([]*raft.Log{e}) }
 
 func (s *logStore) StoreLogs(es []*raft.Log) error {
+	if len(es) == 0 {
+		return nil
+	}
+	if s.leading() && commandsOnly(es) {
+		return s.accept(es)
+	}
+	if err := s.settle(math.MaxUint64); err != nil {
+		return err
+	}
+	if err := s.append(es); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range es {
+		s.put(e)
+	}
+	return nil
+}
+
+// append writes es to the disk.
+func (s *logStore) append(es []*raft.Log) error {
 	end := s.disk.begin("append to the raft log")
 	err := s.LogStore.StoreLogs(es)
 	end()
@@ -316,17 +371,15 @@ func (s *logStore) StoreLogs(es []*raft.Log) error {
 	}
 	s.cut.Store(false)
 	n := 0
-	s.mu.Lock()
 	for _, e := range es {
 		n += len(e.Data)
-		s.put(e)
 	}
-	s.mu.Unlock()
 	s.written.Add(int64(n))
 	return nil
 }
 
-func (s *logStore) put(e *raft.Log) {
+// put adds a copy of e to the ring and returns it. Called with mu held.
+func (s *logStore) put(e *raft.Log) *raft.Log {
 	if e.Index != s.next {
 		s.clear()
 		s.first = e.Index
@@ -341,6 +394,7 @@ func (s *logStore) put(e *raft.Log) {
 		*old = nil
 		s.first++
 	}
+	return &c
 }
 
 func (s *logStore) clear() {
@@ -349,6 +403,9 @@ func (s *logStore) clear() {
 }
 
 func (s *logStore) DeleteRange(lo, hi uint64) error {
+	if err := s.settle(hi); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	if hi+1 >= s.next || lo >= s.first {
 		s.clear()

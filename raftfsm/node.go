@@ -93,6 +93,7 @@ func (n *Node) wire() {
 	n.fsm.lease = n.leases.changed
 	n.fsm.restored = n.prop.restored
 	n.fsm.committed = n.nudge.committed
+	n.fsm.durable = n.logs.durable
 	n.fsm.fatal = n.fatal
 	n.fsm.stop = n.stop
 }
@@ -340,6 +341,10 @@ func (n *Node) shutdown() {
 	}
 	n.release()
 	n.wg.Wait()
+	if !n.logs.close(shutdownFor) {
+		n.log.Error("a write of the raft log hangs; the files stay open until the process ends", "waited", shutdownFor)
+		return
+	}
 	n.closeFiles()
 }
 

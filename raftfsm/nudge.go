@@ -2,8 +2,15 @@ package raftfsm
 
 import (
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
+)
+
+// A refused nudge is sent again after nudgeAgain, then after twice that, and so on up to nudgeLast.
+const (
+	nudgeAgain = time.Millisecond
+	nudgeLast  = 2 * time.Second
 )
 
 // nudger tells followers at once what was committed. raft tells them with the next entries, or when
@@ -40,12 +47,16 @@ func (d *nudger) committed(index, term uint64) {
 	}
 }
 
+// tell tells one follower until it knows what is committed, and gives up, for raft's own replication to see to it, when it
+// cannot be reached. A follower refuses what it does not have yet: the request overtook the entry on another connection,
+// or the follower's disk is the slowest.
 func (d *nudger) tell(id PeerID, addr raft.ServerAddress) {
 	sid := raft.ServerID(id.String())
+	pause := nudgeAgain
 	for {
 		d.mu.Lock()
 		index, term := d.index, d.term
-		if d.n.trans.toldCommit(sid, term) >= index || d.n.stopping() {
+		if d.n.trans.toldCommit(sid, term) >= index || d.n.stopping() || pause > nudgeLast {
 			d.busy[id] = false
 			d.mu.Unlock()
 			return
@@ -58,9 +69,19 @@ func (d *nudger) tell(id PeerID, addr raft.ServerAddress) {
 			PrevLogEntry: index, PrevLogTerm: term, LeaderCommitIndex: index,
 		}
 		var resp raft.AppendEntriesResponse
-		if err := d.n.trans.AppendEntries(sid, addr, &req, &resp); err != nil || !resp.Success {
+		err := d.n.trans.AppendEntries(sid, addr, &req, &resp)
+		switch {
+		case err == nil && resp.Success:
+			pause = nudgeAgain
+		case err == nil && resp.Term == term:
+			select {
+			case <-time.After(pause):
+			case <-d.n.stop:
+			}
+			pause *= 2
+		default:
 			d.mu.Lock()
-			d.busy[id] = false // raft's own replication sees to it
+			d.busy[id] = false
 			d.mu.Unlock()
 			return
 		}

@@ -311,6 +311,17 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 			return 0, raft.Shutdown
 		}
 	}
+	n.trans.commitCap = n.logs.commitCap
+	n.logs.leading = func() bool {
+		select {
+		case <-ready:
+			return n.raft.State() == raft.Leader
+		default:
+			return false
+		}
+	}
+	// An append that fails makes raft step down, and this is one.
+	n.logs.onFailed = func() { n.raft.Barrier(time.Second) }
 	r, err := raft.NewRaft(rc, n.fsm, logs, stable, n.snaps, n.trans)
 	if err != nil {
 		return fmt.Errorf("start raft on %s: %w", cfg.Dir, err)

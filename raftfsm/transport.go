@@ -46,6 +46,8 @@ type transport struct {
 
 	// role tells the term and role of the local raft; set before it starts.
 	role func() (term uint64, state raft.RaftState)
+	// commitCap lowers a commit index to what this peer's disk has; see ahead.go.
+	commitCap func(uint64) uint64
 
 	mu      sync.Mutex
 	contact map[raft.ServerID]time.Time // last successful AppendEntries, as leader
@@ -56,7 +58,8 @@ type transport struct {
 type commitTold struct{ term, index uint64 }
 
 func newTransport(nt *raft.NetworkTransport, disk *diskWatch) *transport {
-	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}, told: map[raft.ServerID]commitTold{}}
+	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}, told: map[raft.ServerID]commitTold{},
+		commitCap: func(index uint64) uint64 { return index }}
 	t.wg.Go(func() {
 		for {
 			select {
@@ -120,6 +123,7 @@ func (t *transport) AppendEntries(id raft.ServerID, addr raft.ServerAddress, a *
 		return errWithheld
 	}
 	trim(a)
+	a.LeaderCommitIndex = t.commitCap(a.LeaderCommitIndex)
 	err := t.NetworkTransport.AppendEntries(id, addr, a, resp)
 	if err == nil {
 		t.touched(id)
@@ -184,6 +188,7 @@ func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.A
 		return nil, errWithheld
 	}
 	trim(a)
+	a.LeaderCommitIndex = p.t.commitCap(a.LeaderCommitIndex)
 	f, err := p.AppendPipeline.AppendEntries(a, resp)
 	if err == nil {
 		p.t.tells(p.id, a) // sent is enough: if it fails, replication starts over
