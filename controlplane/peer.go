@@ -301,6 +301,8 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
 	srv := etcdapi.New(etcdapi.Config{
 		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: members.New(p.node, p.store), Logger: p.log, QuotaBytes: storeQuota,
+		// The operator's certificate on every peer is root's.
+		ClientCertAuth: true,
 	})
 	port, err := net.Listen("tcp", hostPort(p.cfg.ListenAddress, p.cfg.EtcdPort))
 	if err != nil {
