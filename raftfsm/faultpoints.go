@@ -79,7 +79,7 @@ func (c *Config) faultpoints() error {
 		c.TrailingBytes = f.TrailingBytes
 	}
 	dir := c.Dir
-	c.faults.files = func(v types.VFS) types.VFS { return faultyFiles{v, p} }
+	c.faults.files = func(f fileSystem) fileSystem { return faultyFiles{f, p} }
 	c.faults.stable = func(s raft.StableStore) raft.StableStore { return faultyStable{s, p} }
 	c.faults.logs = func(l raft.LogStore) raft.LogStore { return archivedLog{l, filepath.Join(dir, "archive")} }
 	c.faults.now = func() time.Time { return time.Now().Add(p.get().Clock) }
@@ -120,20 +120,27 @@ func (f faultFile) damaged() error {
 	return f.writeError()
 }
 
+// faultyFiles breaks the segments of the log.
 type faultyFiles struct {
-	types.VFS
+	fileSystem
 	p *faultPoints
 }
 
 func (v faultyFiles) Create(dir, name string, size uint64) (types.WritableFile, error) {
+	if filepath.Ext(name) != ".wal" {
+		return v.fileSystem.Create(dir, name, size)
+	}
 	if err := v.p.get().writeError(); err != nil {
 		return nil, err
 	}
-	return v.wrap(v.VFS.Create(dir, name, size))
+	return v.wrap(v.fileSystem.Create(dir, name, size))
 }
 
 func (v faultyFiles) OpenWriter(dir, name string) (types.WritableFile, error) {
-	return v.wrap(v.VFS.OpenWriter(dir, name))
+	if filepath.Ext(name) != ".wal" {
+		return v.fileSystem.OpenWriter(dir, name)
+	}
+	return v.wrap(v.fileSystem.OpenWriter(dir, name))
 }
 
 func (v faultyFiles) wrap(f types.WritableFile, err error) (types.WritableFile, error) {

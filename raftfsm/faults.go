@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"github.com/hashicorp/raft-wal/types"
 )
 
 // faults are the seams through which tests break the network, the disk and the clock: this
@@ -18,10 +17,12 @@ type faults struct {
 	dial func(peer PeerID) error
 	// logs wraps the log on disk.
 	logs func(raft.LogStore) raft.LogStore
-	// files wraps the files of the log on disk.
-	files func(types.VFS) types.VFS
 	// stable wraps the stable store on disk.
 	stable func(raft.StableStore) raft.StableStore
+	// files wraps the file system.
+	files func(fileSystem) fileSystem
+	// segment replaces segmentBytes.
+	segment int
 	// commitTimeout replaces how long raft waits before it tells followers of a commit.
 	commitTimeout time.Duration
 	// free replaces the measurement of free disk space, in bytes.

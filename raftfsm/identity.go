@@ -3,7 +3,6 @@ package raftfsm
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,7 +61,7 @@ func EnsureID(dir string) (PeerID, error) {
 	}
 	if id.ID == 0 {
 		id.ID = PeerID(randomID())
-		if err := writeIdentity(dir, id); err != nil {
+		if err := writeIdentity(newOSFiles(), dir, id); err != nil {
 			return 0, err
 		}
 	}
@@ -79,40 +78,18 @@ func readIdentity(dir string) (identity, error) {
 		return identity{}, fmt.Errorf("read the identity of this peer: %w", err)
 	}
 	var id identity
-	if err := json.Unmarshal(b, &id); err != nil || id.ID == 0 {
+	if _, err := unseal(b, &id); err != nil || id.ID == 0 {
 		return identity{}, fmt.Errorf("the identity of this peer in %s is damaged (%v): restore the file from a backup, or remove this peer from the cluster, empty %s and join again", path, err, dir)
 	}
 	return id, nil
 }
 
-func writeIdentity(dir string, id identity) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func writeIdentity(files fileSystem, dir string, id identity) error {
+	if err := files.MkdirAll(dir); err != nil {
 		return fmt.Errorf("make the raft directory: %w", err)
 	}
-	b, err := json.Marshal(id)
-	if err != nil {
-		return fmt.Errorf("encode the identity of this peer: %w", err)
-	}
 	path := filepath.Join(dir, identityFile)
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("write the identity of this peer: %w", err)
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
+	if err := writeSealed(files, path, id); err != nil {
 		return fmt.Errorf("write the identity of this peer to %s: %w", path, err)
 	}
 	return nil
@@ -127,13 +104,4 @@ func (id identity) nextBoot(now time.Time) identity {
 	}
 	id.Boot = boot
 	return id
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
-	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
@@ -32,8 +31,8 @@ type walLog struct {
 
 	mu     sync.RWMutex // write-held while the files are swapped
 	w      *wal.WAL
+	files  fileSystem
 	vfs    *namedFS
-	meta   *metadb.BoltMetaDB
 	rot    *rotations
 	last   uint64 // atomic: last index whose append was acknowledged
 	broken bool
@@ -66,8 +65,8 @@ func (f *namedFS) Create(dir, name string, size uint64) (types.WritableFile, err
 	return f.VFS.Create(dir, name, size)
 }
 
-func openWAL(dir string, vfs types.VFS, segment int, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
-	l := &walLog{dir: dir, vfs: &namedFS{VFS: vfs}, segment: segment, hlog: hlog, log: log}
+func openWAL(dir string, files fileSystem, segment int, hlog hclog.Logger, log *slog.Logger) (*walLog, error) {
+	l := &walLog{dir: dir, files: files, vfs: &namedFS{VFS: files}, segment: segment, hlog: hlog, log: log}
 	if err := l.open(); err != nil {
 		return nil, err
 	}
@@ -82,13 +81,19 @@ func openWAL(dir string, vfs types.VFS, segment int, hlog hclog.Logger, log *slo
 
 // open opens the files. When it fails, what was open before stays in use for reading.
 func (l *walLog) open() error {
-	meta := &metadb.BoltMetaDB{}
+	meta := newSegmentList(l.files, l.dir)
 	fail := func(err error) error {
-		meta.Close()
-		if errors.Is(err, wal.ErrCorrupt) {
-			return fmt.Errorf("the raft log is damaged at %s: %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", l.vfs.name(), err)
+		if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, errDamaged) {
+			return fmt.Errorf("the raft log is damaged (last file: %s): %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", l.vfs.name(), err)
 		}
 		return fmt.Errorf("open the raft log in %s (last file: %s): %w", l.dir, l.vfs.name(), err)
+	}
+	st, err := meta.Load(l.dir)
+	if err == nil {
+		err = verifySegments(l.files, l.dir, st)
+	}
+	if err != nil {
+		return fail(err)
 	}
 	filer := segment.NewFiler(l.dir, l.vfs)
 	if err := l.mendSegments(meta, filer); err != nil {
@@ -103,7 +108,7 @@ func (l *walLog) open() error {
 	if l.w != nil {
 		l.w.Close()
 	}
-	l.w, l.meta, l.rot = w, meta, rot
+	l.w, l.rot = w, rot
 	return nil
 }
 
@@ -114,11 +119,7 @@ func (l *walLog) close() error {
 		return nil
 	}
 	l.closed = true
-	err := l.w.Close()
-	if merr := l.meta.Close(); err == nil {
-		err = merr
-	}
-	return err
+	return l.w.Close()
 }
 
 // mend reopens the files after a failed append, and drops what of it reached them.
@@ -127,8 +128,6 @@ func (l *walLog) mend() error {
 	if l.closed {
 		return wal.ErrClosed
 	}
-	// Its lock on the metadata must go before the file can be opened again; the old log still serves reads.
-	l.meta.Close()
 	if err := l.open(); err != nil {
 		return err
 	}

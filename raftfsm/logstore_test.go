@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
-	walfs "github.com/hashicorp/raft-wal/fs"
-	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
@@ -29,12 +27,12 @@ func entries(from, to uint64, size int) []*raft.Log {
 
 func openTestWAL(t *testing.T, dir string) *walLog {
 	t.Helper()
-	return openTestWALOn(t, dir, walfs.New(), segmentBytes)
+	return openTestWALOn(t, dir, newOSFiles(), segmentBytes)
 }
 
-func openTestWALOn(t testing.TB, dir string, vfs types.VFS, segment int) *walLog {
+func openTestWALOn(t testing.TB, dir string, files fileSystem, segment int) *walLog {
 	t.Helper()
-	w, err := openWAL(dir, vfs, segment, newHLog(quiet(t), "wal"), quiet(t))
+	w, err := openWAL(dir, files, segment, newHLog(quiet(t), "wal"), quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +59,7 @@ func (l *walLog) check(t *testing.T, last uint64) {
 
 // fullFS fails writes while it is full, after some of each write went through.
 type fullFS struct {
-	types.VFS
+	fileSystem
 	full atomic.Bool
 }
 
@@ -80,10 +78,10 @@ func (f *fullFS) Create(dir, name string, size uint64) (types.WritableFile, erro
 	if f.full.Load() {
 		return nil, fmt.Errorf("create %s: %w", name, syscall.ENOSPC)
 	}
-	return f.wrap(f.VFS.Create(dir, name, size))
+	return f.wrap(f.fileSystem.Create(dir, name, size))
 }
 func (f *fullFS) OpenWriter(dir, name string) (types.WritableFile, error) {
-	return f.wrap(f.VFS.OpenWriter(dir, name))
+	return f.wrap(f.fileSystem.OpenWriter(dir, name))
 }
 
 func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
@@ -97,7 +95,7 @@ func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
 // A full disk fails appends, loses nothing that was acknowledged, and appends go on once there is space, without a restart.
 func TestLogGoesOnAfterAFullDisk(t *testing.T) {
 	dir := t.TempDir()
-	disk := &fullFS{VFS: walfs.New()}
+	disk := &fullFS{fileSystem: newOSFiles()}
 	w := openTestWALOn(t, dir, disk, segmentBytes)
 	if err := w.StoreLogs(entries(1, 10, 100)); err != nil {
 		t.Fatal(err)
@@ -133,7 +131,7 @@ func TestLogGoesOnAfterAFullDisk(t *testing.T) {
 // The disk is full when the log wants a new segment: raft-wal only logs that, and then refuses appends.
 func TestLogGoesOnAfterAFailedRotation(t *testing.T) {
 	dir := t.TempDir()
-	disk := &fullFS{VFS: walfs.New()}
+	disk := &fullFS{fileSystem: newOSFiles()}
 	w := openTestWALOn(t, dir, disk, 64<<10)
 	next := uint64(1)
 	failed := 0
@@ -166,7 +164,7 @@ func TestLogGoesOnAfterAFailedRotation(t *testing.T) {
 // every append from then on.
 func TestSealedTailIsTakenUp(t *testing.T) {
 	dir := t.TempDir()
-	w := openTestWALOn(t, dir, walfs.New(), 64<<10)
+	w := openTestWALOn(t, dir, newOSFiles(), 64<<10)
 	var next uint64 = 1
 	for { // up to the first rotation
 		if err := w.StoreLogs(entries(next, next, 2<<10)); err != nil {
@@ -185,7 +183,7 @@ func TestSealedTailIsTakenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Take the rotation back in the metadata, as if it had not been reached.
-	meta := &metadb.BoltMetaDB{}
+	meta := newSegmentList(newOSFiles(), dir)
 	st, err := meta.Load(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +258,7 @@ func TestLogAgainstModel(t *testing.T) {
 	for seed := range uint64(6) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		dir := t.TempDir()
-		disk := &fullFS{VFS: walfs.New()}
+		disk := &fullFS{fileSystem: newOSFiles()}
 		w := openTestWALOn(t, dir, disk, 8<<10)
 		model := map[uint64]uint64{} // index to term
 		var first, last, term uint64

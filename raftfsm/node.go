@@ -37,7 +37,7 @@ type Node struct {
 
 	disk    *diskWatch
 	logs    *logStore
-	snaps   *raft.FileSnapshotStore
+	snaps   *snapStore
 	fsm     *fsm
 	raft    *raft.Raft
 	trans   *transport

@@ -11,17 +11,11 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
-	walfs "github.com/hashicorp/raft-wal/fs"
-	"github.com/hashicorp/raft-wal/types"
-	"go.etcd.io/bbolt"
 )
 
 const (
-	stableFile = "raft.db"
-	walDir     = "wal"
-	lockFile   = "lock"
-	keepSnaps  = 2
+	walDir   = "wal"
+	lockFile = "lock"
 )
 
 // Open opens or makes the state in Config.Dir, listens, and starts the peer. A peer without state waits
@@ -71,7 +65,11 @@ func (n *Node) open() error {
 		return fmt.Errorf("directory %s belongs to peer %v, not %v: use the directory and the certificate of one peer", cfg.Dir, id.ID, cfg.ID)
 	}
 	id = id.nextBoot(cfg.faults.clock())
-	if err := writeIdentity(cfg.Dir, id); err != nil {
+	files := newOSFiles()
+	if cfg.faults.files != nil {
+		files = cfg.faults.files(files)
+	}
+	if err := writeIdentity(files, cfg.Dir, id); err != nil {
 		return diskHint(err)
 	}
 	n.id, n.boot = id.ID, id.Boot
@@ -82,14 +80,6 @@ func (n *Node) open() error {
 		return err
 	}
 	n.disk = newDiskWatch(cfg, n.fatal)
-	logs, stable, err := n.openFiles()
-	if err != nil {
-		return diskHint(err)
-	}
-	if err := n.checkLog(); err != nil {
-		return err
-	}
-
 	n.lead, n.prop, n.leases = newLeadTracker(n), newProposer(n), newLessor(n)
 	n.reads = &reader{n: n, wake: make(chan struct{}, 1)}
 	n.confirms = &confirmer{n: n}
@@ -97,7 +87,11 @@ func (n *Node) open() error {
 	n.rpc = &rpcPeers{dial: n.dialRPC}
 	n.metrics = newMetrics()
 	n.wire()
-	if err := n.startRaft(logs, stable); err != nil {
+	stable, err := n.openFiles(files)
+	if err != nil {
+		return diskHint(err)
+	}
+	if err := n.startRaft(n.logs, stable); err != nil {
 		return err
 	}
 	if err := n.metrics.register(n, cfg.Registerer); err != nil {
@@ -156,38 +150,57 @@ func (n *Node) listen() error {
 	return nil
 }
 
-func (n *Node) openFiles() (raft.LogStore, raft.StableStore, error) {
+// openFiles opens what is on disk. The log is checked while the newest snapshot is read.
+func (n *Node) openFiles(files fileSystem) (raft.StableStore, error) {
 	dir := n.cfg.Dir
-	path := filepath.Join(dir, stableFile)
-	bolt, err := raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: &bbolt.Options{Timeout: time.Second}})
+	if err := migrate(files, dir); err != nil {
+		return nil, err
+	}
+	var stable raft.StableStore
+	stable, err := openStable(files, dir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open %s, which holds the raft term and vote: %w", path, err)
+		return nil, err
 	}
-	n.closers = append(n.closers, bolt.Close)
-	var files types.VFS = walfs.New()
-	if n.cfg.faults.files != nil {
-		files = n.cfg.faults.files(files)
+	if n.snaps, err = openSnapshots(files, dir, n.log); err != nil {
+		return nil, fmt.Errorf("open the snapshots in %s: %w", dir, err)
 	}
-	disk, err := openWAL(filepath.Join(dir, walDir), files, segmentBytes, newHLog(n.log, "raft-wal"), n.log)
+	began := time.Now()
+	type opened struct {
+		wal *walLog
+		err error
+	}
+	ch := make(chan opened, 1)
+	size := segmentBytes
+	if n.cfg.faults.segment != 0 {
+		size = n.cfg.faults.segment
+	}
+	go func() {
+		w, err := openWAL(filepath.Join(dir, walDir), files, size, newHLog(n.log, "raft-wal"), n.log)
+		ch <- opened{w, err}
+	}()
+	snap, err := n.loadSnapshot()
+	read := time.Since(began)
+	disk := <-ch
+	if disk.err != nil {
+		return nil, disk.err
+	}
+	n.closers = append(n.closers, disk.wal.close)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	n.closers = append(n.closers, disk.close)
-	n.snaps, err = raft.NewFileSnapshotStoreWithLogger(dir, keepSnaps, newHLog(n.log, "raft-snapshot"))
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the snapshots in %s: %w", dir, err)
-	}
-	n.dropUnfinished()
-	var logs raft.LogStore = disk
+	var logs raft.LogStore = disk.wal
 	if n.cfg.faults.logs != nil {
 		logs = n.cfg.faults.logs(logs)
 	}
 	n.logs = newLogStore(logs, n.disk, n.fatal)
-	var stable raft.StableStore = bolt
+	if err := n.checkLog(snap); err != nil {
+		return nil, err
+	}
+	n.log.Info("state on disk was read", "snapshot", snap, "snapshotTook", read, "took", time.Since(began))
 	if n.cfg.faults.stable != nil {
 		stable = n.cfg.faults.stable(stable)
 	}
-	return n.logs, newVoteStore(watchedStable{stable, n.disk}, n.fatal), nil
+	return newVoteStore(watchedStable{stable, n.disk}, n.fatal), nil
 }
 
 // watchedStable tells the disk watch of writes to the stable store.
@@ -206,27 +219,33 @@ func (w watchedStable) SetUint64(k []byte, v uint64) error {
 	return w.StableStore.SetUint64(k, v)
 }
 
-// dropUnfinished removes what a snapshot that was cut off left behind.
-func (n *Node) dropUnfinished() {
-	left, _ := filepath.Glob(filepath.Join(n.cfg.Dir, "snapshots", "*.tmp"))
-	for _, p := range left {
-		if err := os.RemoveAll(p); err != nil {
-			n.log.Warn("cannot remove an unfinished snapshot", "path", p, "error", err)
-		}
-	}
-}
-
-// checkLog reads the log that raft will read, so that damage is an error with a name and not a panic, and
-// mends the one state that raft and its log disagree about.
-func (n *Node) checkLog() error {
+// loadSnapshot makes the newest snapshot that is whole the state, and returns its index; 0 without one. raft
+// would do that by itself, but only after the log was read, and with an older one in silence.
+func (n *Node) loadSnapshot() (index uint64, err error) {
 	snaps, err := n.snaps.List()
 	if err != nil {
-		return fmt.Errorf("list the snapshots in %s: %w", n.cfg.Dir, err)
+		return 0, fmt.Errorf("list the snapshots in %s: %w", n.cfg.Dir, err)
 	}
-	var snap uint64
-	if len(snaps) > 0 {
-		snap = snaps[0].Index
+	for _, s := range snaps {
+		_, f, err := n.snaps.open(s.ID)
+		if err != nil {
+			return 0, fmt.Errorf("open a snapshot: %w", err)
+		}
+		err = n.fsm.Restore(f)
+		if at, _ := n.fsm.applied(); err == nil && at != s.Index {
+			return 0, fmt.Errorf("snapshot %s says in %s that it ends at %d, and in %s at %d: remove this peer from the cluster, empty its directory and join it again", s.ID, snapMetaFile, s.Index, snapStateFile, at)
+		}
+		if err == nil {
+			return s.Index, nil
+		}
+		n.snaps.damaged(s.ID, err)
 	}
+	return 0, nil
+}
+
+// checkLog checks that log and snapshot fit, and mends the one state that raft and its log disagree about. snap is
+// the index of the snapshot that was loaded.
+func (n *Node) checkLog(snap uint64) error {
 	first, err := n.logs.FirstIndex()
 	if err != nil {
 		return fmt.Errorf("read the raft log: %w", err)
@@ -234,6 +253,9 @@ func (n *Node) checkLog() error {
 	last, err := n.logs.LastIndex()
 	if err != nil {
 		return fmt.Errorf("read the raft log: %w", err)
+	}
+	if to, bad := n.snaps.damagedAfter(snap); to != 0 && (last < to || first > snap+1) {
+		return fmt.Errorf("a snapshot is damaged, and the log in %s does not reach back to the one before: %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", n.cfg.Dir, bad)
 	}
 	if last == 0 {
 		return nil
@@ -245,36 +267,9 @@ func (n *Node) checkLog() error {
 		return n.logs.DeleteRange(first, last)
 	}
 	if first > snap+1 {
-		return fmt.Errorf("the raft log in %s starts at %d, but the newest readable snapshot ends at %d: entries are missing; remove this peer from the cluster, empty its directory and join it again", n.cfg.Dir, first, snap)
-	}
-	for i := max(first, snap+1); i <= last; i++ {
-		var e raft.Log
-		err := n.logs.GetLog(i, &e)
-		if err == nil && e.Type == raft.LogCommand {
-			_, err = openEntry(e.Data)
-		}
-		if err == nil && e.Index != i {
-			err = fmt.Errorf("it says that it is entry %d", e.Index)
-		}
-		if err != nil {
-			return fmt.Errorf("entry %d of the raft log is damaged, in %s: %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", i, n.segmentOf(i), err)
-		}
+		return fmt.Errorf("the raft log in %s starts at %d, but the newest snapshot ends at %d: entries are missing; remove this peer from the cluster, empty its directory and join it again", n.cfg.Dir, first, snap)
 	}
 	return nil
-}
-
-// segmentOf names the file that holds an entry: segments are named after their first index.
-func (n *Node) segmentOf(index uint64) string {
-	dir := filepath.Join(n.cfg.Dir, walDir)
-	files, _ := filepath.Glob(filepath.Join(dir, "*.wal"))
-	best := dir
-	for _, f := range files { // sorted by name, thus by first index
-		var base, id uint64
-		if _, err := fmt.Sscanf(filepath.Base(f), "%020d-%016x.wal", &base, &id); err == nil && base <= index {
-			best = f
-		}
-	}
-	return best
 }
 
 func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
@@ -297,6 +292,7 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 	rc.BatchApplyCh = true
 	rc.ShutdownOnRemove = false
 	rc.NoLegacyTelemetry = true
+	rc.NoSnapshotRestoreOnStart = true // loadSnapshot did
 	rc.Logger = newHLog(n.log, "raft")
 	// Snapshots are taken by n.snapshots, which counts bytes as well and also serves short runs.
 	rc.SnapshotInterval = 24 * time.Hour

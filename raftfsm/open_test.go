@@ -82,10 +82,10 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 	broken("damaged identity", []string{identityFile, "damaged"}, func(cfg *Config) func() {
 		return damage(filepath.Join(cfg.Dir, identityFile), func([]byte) []byte { return []byte("{") })
 	})
-	broken("damaged stable store", []string{stableFile}, func(cfg *Config) func() {
-		return damage(filepath.Join(cfg.Dir, stableFile), func(b []byte) []byte { clear(b[:8192]); return b })
+	broken("damaged vote", []string{voteFile, "damaged", "must not vote"}, func(cfg *Config) func() {
+		return damage(filepath.Join(cfg.Dir, voteFile), func(b []byte) []byte { b[20] ^= 1; return b })
 	})
-	broken("damaged log", []string{".wal", "entry", "damaged", "join it again"}, func(cfg *Config) func() {
+	broken("damaged log", []string{".wal", "byte", "damaged", "join it again"}, func(cfg *Config) func() {
 		files, err := filepath.Glob(filepath.Join(cfg.Dir, walDir, "*.wal"))
 		if err != nil || len(files) == 0 {
 			t.Fatal(files, err)
@@ -96,8 +96,8 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 			return b
 		})
 	})
-	broken("damaged log metadata", []string{"wal"}, func(cfg *Config) func() {
-		return damage(filepath.Join(cfg.Dir, walDir, "wal-meta.db"), func(b []byte) []byte { clear(b[:8192]); return b })
+	broken("damaged list of segments", []string{segmentsFile, "damaged"}, func(cfg *Config) func() {
+		return damage(filepath.Join(cfg.Dir, walDir, segmentsFile), func(b []byte) []byte { b[20] ^= 1; return b })
 	})
 	broken("not a directory", []string{"raft directory"}, func(cfg *Config) func() {
 		f := filepath.Join(t.TempDir(), "file")

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/hashicorp/raft"
-	walfs "github.com/hashicorp/raft-wal/fs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
@@ -28,7 +27,7 @@ func ReadLog(dir string) ([]raft.Log, error) {
 		return nil, fmt.Errorf("copy the raft log in %s: %w", dir, err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	l, err := openWAL(tmp, walfs.New(), segmentBytes, newHLog(quiet, "raft-wal"), quiet)
+	l, err := openWAL(tmp, newOSFiles(), segmentBytes, newHLog(quiet, "raft-wal"), quiet)
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
@@ -19,7 +18,7 @@ import (
 //     the block was written (raft-wal takes a torn one for whole): it is written anew and the rotation completed;
 //   - a tail that became a middle segment because entries were removed from the end of the log: it is sealed in the
 //     metadata but has no index block, so nothing in it could be read. It is written anew, with one.
-func (l *walLog) mendSegments(meta *metadb.BoltMetaDB, filer *segment.Filer) error {
+func (l *walLog) mendSegments(meta types.MetaStore, filer *segment.Filer) error {
 	st, err := meta.Load(l.dir)
 	if err != nil {
 		return err

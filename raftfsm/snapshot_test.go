@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	walfs "github.com/hashicorp/raft-wal/fs"
 
 	"github.com/tripod-cluster/tripod/store"
 )
@@ -180,7 +179,7 @@ func TestLogThatEndsBeforeTheSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.stop(p)
-	w, err := openWAL(filepath.Join(p.cfg.Dir, walDir), walfs.New(), segmentBytes, newHLog(quiet(t), "wal"), quiet(t))
+	w, err := openWAL(filepath.Join(p.cfg.Dir, walDir), newOSFiles(), segmentBytes, newHLog(quiet(t), "wal"), quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}

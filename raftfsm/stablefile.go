@@ -1,0 +1,77 @@
+package raftfsm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+const voteFile = "vote.json"
+
+// stableFile is a raft.StableStore in one sealed file: a handful of values, written at
+// elections only.
+type stableFile struct {
+	files fileSystem
+	path  string
+
+	mu     sync.Mutex
+	values map[string][]byte
+}
+
+var _ raft.StableStore = (*stableFile)(nil)
+
+// openStable reads the store in dir, or starts an empty one.
+func openStable(files fileSystem, dir string) (*stableFile, error) {
+	s := &stableFile{files: files, path: filepath.Join(dir, voteFile), values: map[string][]byte{}}
+	err := readSealed(s.path, &s.values)
+	switch {
+	case errors.Is(err, errDamaged):
+		return nil, fmt.Errorf("%s, which holds the raft term and vote, is %w: this peer may have voted and must not vote again; remove it from the cluster, empty its directory and join it again", s.path, err)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("read the raft term and vote: %w", err)
+	}
+	return s, nil
+}
+
+func (s *stableFile) Set(key, val []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := maps.Clone(s.values)
+	next[string(key)] = append([]byte(nil), val...)
+	if err := writeSealed(s.files, s.path, next); err != nil {
+		return fmt.Errorf("write %s: %w", s.path, err)
+	}
+	s.values = next
+	return nil
+}
+
+func (s *stableFile) Get(key []byte) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.values[string(key)]
+	if !ok {
+		return nil, errNotFound
+	}
+	return append([]byte(nil), v...), nil
+}
+
+func (s *stableFile) SetUint64(key []byte, val uint64) error {
+	return s.Set(key, binary.BigEndian.AppendUint64(nil, val))
+}
+
+func (s *stableFile) GetUint64(key []byte) (uint64, error) {
+	v, err := s.Get(key)
+	if err != nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, fmt.Errorf("%s: the value of %s has %d bytes, not 8", s.path, key, len(v))
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
