@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -69,28 +68,35 @@ func EnsureID(dir string) (PeerID, error) {
 }
 
 func readIdentity(dir string) (identity, error) {
-	path := filepath.Join(dir, identityFile)
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	var id identity
+	_, _, err := readSealed(filepath.Join(dir, identityFile), &id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return identity{}, nil
-	}
-	if err != nil {
+	case err == nil && id.ID == 0:
+		err = errDamaged
+	case err != nil && !errors.Is(err, errDamaged):
 		return identity{}, fmt.Errorf("read the identity of this peer: %w", err)
 	}
-	var id identity
-	if _, err := unseal(b, &id); err != nil || id.ID == 0 {
-		return identity{}, fmt.Errorf("the identity of this peer in %s is damaged (%v): restore the file from a backup, or remove this peer from the cluster, empty %s and join again", path, err, dir)
+	if err != nil {
+		return identity{}, fmt.Errorf("the identity of this peer in %s is damaged (%w): restore the file from a backup, or remove this peer from the cluster, empty %s and join again", filepath.Join(dir, identityFile), err, dir)
 	}
 	return id, nil
 }
 
 func writeIdentity(files fileSystem, dir string, id identity) error {
-	if err := files.MkdirAll(dir); err != nil {
+	if err := makeDir(files, dir); err != nil {
 		return fmt.Errorf("make the raft directory: %w", err)
 	}
-	path := filepath.Join(dir, identityFile)
-	if err := writeSealed(files, path, id); err != nil {
-		return fmt.Errorf("write the identity of this peer to %s: %w", path, err)
+	f := sealedFile{files: files, path: filepath.Join(dir, identityFile)}
+	var old identity
+	version, _, err := readSealed(f.path, &old)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("write the identity of this peer: %w", err)
+	}
+	f.version = version
+	if err := f.store(id); err != nil {
+		return fmt.Errorf("write the identity of this peer: %w", err)
 	}
 	return nil
 }

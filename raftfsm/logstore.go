@@ -81,7 +81,7 @@ func openWAL(dir string, files fileSystem, segment int, hlog hclog.Logger, log *
 
 // open opens the files. When it fails, what was open before stays in use for reading.
 func (l *walLog) open() error {
-	meta := newSegmentList(l.files, l.dir)
+	meta := newSegmentList(l.files, l.dir, l.log)
 	fail := func(err error) error {
 		if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, errDamaged) {
 			return fmt.Errorf("the raft log is damaged (last file: %s): %w; the other peers have the data: remove this peer from the cluster, empty its directory and join it again", l.vfs.name(), err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,23 +22,23 @@ const (
 
 // migrate moves a directory of an older version to the files of this one. It may be cut
 // off anywhere and starts over.
-func migrate(files fileSystem, dir string) error {
-	if err := migrateStable(files, dir); err != nil {
+func migrate(files fileSystem, dir string, log *slog.Logger) error {
+	if err := migrateStable(files, dir, log); err != nil {
 		return fmt.Errorf("take over the raft term and vote of an older version from %s: %w", filepath.Join(dir, oldStableFile), err)
 	}
 	wal := filepath.Join(dir, walDir)
-	if err := migrateSegments(files, wal); err != nil {
+	if err := migrateSegments(files, wal, log); err != nil {
 		return fmt.Errorf("take over the segments of an older version from %s: %w", filepath.Join(wal, metadb.FileName), err)
 	}
 	return nil
 }
 
-func migrateStable(files fileSystem, dir string) error {
+func migrateStable(files fileSystem, dir string, log *slog.Logger) error {
 	old := filepath.Join(dir, oldStableFile)
 	if _, err := os.Stat(old); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	s, err := openStable(files, dir)
+	s, err := openStable(files, dir, log)
 	if err != nil {
 		return err
 	}
@@ -58,14 +59,14 @@ func migrateStable(files fileSystem, dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := writeSealed(files, s.path, values); err != nil {
+		if err := s.file.store(values); err != nil {
 			return err
 		}
 	}
 	return files.Delete(dir, oldStableFile)
 }
 
-func migrateSegments(files fileSystem, dir string) error {
+func migrateSegments(files fileSystem, dir string, log *slog.Logger) error {
 	if _, err := os.Stat(filepath.Join(dir, metadb.FileName)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -76,7 +77,7 @@ func migrateSegments(files fileSystem, dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := writeSealed(files, filepath.Join(dir, segmentsFile), st); err != nil {
+		if err := newSegmentList(files, dir, log).CommitState(st); err != nil {
 			return err
 		}
 		old.Close()

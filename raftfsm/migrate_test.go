@@ -1,6 +1,7 @@
 package raftfsm
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,11 +18,11 @@ func TestFilesOfAnOlderVersionAreTakenOver(t *testing.T) {
 	p.put(t, "a", "1")
 	c.stop(p)
 	dir, files := p.cfg.Dir, newOSFiles()
-	s, err := openStable(files, dir)
+	s, err := openStable(files, dir, quiet(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := newSegmentList(files, filepath.Join(dir, walDir))
+	list := newSegmentList(files, filepath.Join(dir, walDir), quiet(t))
 	st, err := list.Load("")
 	if err != nil || len(st.Segments) == 0 {
 		t.Fatal(st, err)
@@ -50,8 +51,8 @@ func TestFilesOfAnOlderVersionAreTakenOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !cutOff {
-			for _, f := range []string{s.path, list.path} {
-				if err := os.Remove(f); err != nil {
+			for _, f := range []string{s.file.path, list.file.path} {
+				if err := errors.Join(os.Remove(f), os.Remove(f+secondCopy)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -70,7 +71,7 @@ func TestFilesOfAnOlderVersionAreTakenOver(t *testing.T) {
 				t.Errorf("%s is still there: %v", f, err)
 			}
 		}
-		if s, err = openStable(files, dir); err != nil {
+		if s, err = openStable(files, dir, quiet(t)); err != nil {
 			t.Fatal(err)
 		}
 		if st, err = list.Load(""); err != nil {

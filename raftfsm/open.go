@@ -49,7 +49,11 @@ func Open(cfg Config) (*Node, error) {
 
 func (n *Node) open() error {
 	cfg := &n.cfg
-	if err := n.lock(); err != nil {
+	files := newOSFiles()
+	if cfg.faults.files != nil {
+		files = cfg.faults.files(files)
+	}
+	if err := n.lock(files); err != nil {
 		return err
 	}
 	id, err := readIdentity(cfg.Dir)
@@ -65,10 +69,6 @@ func (n *Node) open() error {
 		return fmt.Errorf("directory %s belongs to peer %v, not %v: use the directory and the certificate of one peer", cfg.Dir, id.ID, cfg.ID)
 	}
 	id = id.nextBoot(cfg.faults.clock())
-	files := newOSFiles()
-	if cfg.faults.files != nil {
-		files = cfg.faults.files(files)
-	}
 	if err := writeIdentity(files, cfg.Dir, id); err != nil {
 		return diskHint(err)
 	}
@@ -103,10 +103,12 @@ func (n *Node) open() error {
 	return nil
 }
 
-func (n *Node) lock() error {
+func (n *Node) lock(files fileSystem) error {
 	dir := n.cfg.Dir
-	if err := os.MkdirAll(filepath.Join(dir, walDir), 0o700); err != nil {
-		return diskHint(fmt.Errorf("make the raft directory: %w", err))
+	for _, d := range []string{dir, filepath.Join(dir, walDir)} {
+		if err := makeDir(files, d); err != nil {
+			return diskHint(fmt.Errorf("make the raft directory: %w", err))
+		}
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -153,11 +155,11 @@ func (n *Node) listen() error {
 // openFiles opens what is on disk. The log is checked while the newest snapshot is read.
 func (n *Node) openFiles(files fileSystem) (raft.StableStore, error) {
 	dir := n.cfg.Dir
-	if err := migrate(files, dir); err != nil {
+	if err := migrate(files, dir, n.log); err != nil {
 		return nil, err
 	}
 	var stable raft.StableStore
-	stable, err := openStable(files, dir)
+	stable, err := openStable(files, dir, n.log)
 	if err != nil {
 		return nil, err
 	}

@@ -66,6 +66,7 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		return func() {}
 	})
 	damage := func(path string, f func([]byte) []byte) func() {
+		t.Helper()
 		good, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -79,11 +80,16 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
+	both := func(path string, f func([]byte) []byte) func() {
+		t.Helper()
+		first, second := damage(path, f), damage(path+secondCopy, f)
+		return func() { first(); second() }
+	}
 	broken("damaged identity", []string{identityFile, "damaged"}, func(cfg *Config) func() {
-		return damage(filepath.Join(cfg.Dir, identityFile), func([]byte) []byte { return []byte("{") })
+		return both(filepath.Join(cfg.Dir, identityFile), func([]byte) []byte { return []byte("{") })
 	})
 	broken("damaged vote", []string{voteFile, "damaged", "must not vote"}, func(cfg *Config) func() {
-		return damage(filepath.Join(cfg.Dir, voteFile), func(b []byte) []byte { b[20] ^= 1; return b })
+		return both(filepath.Join(cfg.Dir, voteFile), func(b []byte) []byte { b[20] ^= 1; return b })
 	})
 	broken("damaged log", []string{".wal", "byte", "damaged", "join it again"}, func(cfg *Config) func() {
 		files, err := filepath.Glob(filepath.Join(cfg.Dir, walDir, "*.wal"))
@@ -97,7 +103,7 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		})
 	})
 	broken("damaged list of segments", []string{segmentsFile, "damaged"}, func(cfg *Config) func() {
-		return damage(filepath.Join(cfg.Dir, walDir, segmentsFile), func(b []byte) []byte { b[20] ^= 1; return b })
+		return both(filepath.Join(cfg.Dir, walDir, segmentsFile), func(b []byte) []byte { b[20] ^= 1; return b })
 	})
 	broken("not a directory", []string{"raft directory"}, func(cfg *Config) func() {
 		f := filepath.Join(t.TempDir(), "file")

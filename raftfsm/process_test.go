@@ -47,6 +47,10 @@ type childConfig struct {
 	Dir, Name, Addr, Socket string
 	ID                      PeerID
 	CA, Cert, Key           []byte
+	// Shadow, when set, is where shadowFiles keeps what is durable; Lying makes it note nothing.
+	Shadow  string
+	Lying   bool
+	Segment int // of the log, bytes
 }
 
 type childRequest struct {
@@ -58,7 +62,8 @@ type childRequest struct {
 
 type childReply struct {
 	Value   string
-	Done    bool // a compare-and-swap took place
+	Rev     int64 // the store's revision
+	Done    bool  // a compare-and-swap took place
 	Leads   bool
 	Err     string
 	Unknown bool // the outcome is not known
@@ -80,8 +85,13 @@ func runChild(path string) error {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(cc.CA)
 	st := store.New(store.Options{})
+	f := faults{segment: cc.Segment}
+	if cc.Shadow != "" {
+		f.files = func(fs fileSystem) fileSystem { return &shadowFiles{fileSystem: fs, dir: cc.Shadow, lying: cc.Lying} }
+	}
 	n, err := Open(Config{
-		Dir: cc.Dir, ID: cc.ID, Name: cc.Name, Store: st, ListenPeer: cc.Addr, AdvertisePeer: cc.Addr, MinFreeBytes: 1,
+		faults: f,
+		Dir:    cc.Dir, ID: cc.ID, Name: cc.Name, Store: st, ListenPeer: cc.Addr, AdvertisePeer: cc.Addr, MinFreeBytes: 1,
 		TLS: func() (*tls.Config, *tls.Config, error) {
 			return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool}, &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool}, nil
 		},
@@ -149,6 +159,7 @@ func (n *Node) child(st *store.Store, r childRequest) (rep childReply) {
 		rep.Value = fmt.Sprintf("%x", h.Sum(nil))
 	case "put":
 		res, err := n.Propose(ctx, putReq(r.Key, r.Value))
+		rep.Rev = res.Revision
 		fail(errors.Join(err, res.Err))
 	case "cas":
 		cmp := &pb.Compare{Key: []byte(r.Key), Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte(r.Old)}}
@@ -164,6 +175,7 @@ func (n *Node) child(st *store.Store, r childRequest) (rep childReply) {
 			return rep
 		}
 		res, err := st.Range(&pb.RangeRequest{Key: []byte(r.Key)})
+		rep.Rev = st.Revision()
 		fail(err)
 		if err == nil && len(res.Kvs) > 0 {
 			rep.Value = string(res.Kvs[0].Value)
@@ -181,11 +193,10 @@ type proc struct {
 	in   io.Closer
 }
 
-func startProcs(t *testing.T, n int) []*proc {
+func startProcs(t *testing.T, n int, tweaks ...func(*childConfig)) []*proc {
 	t.Helper()
 	ca := newTestCA(t)
-	// Unix socket paths are short.
-	dir, err := os.MkdirTemp("", "raftfsm")
+	dir, err := os.MkdirTemp("", "raftfsm") // the paths of unix sockets are short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,13 +219,13 @@ func startProcs(t *testing.T, n int) []*proc {
 			Cert:   pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: client.Certificates[0].Certificate[0]}),
 			Key:    pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
 		}}
-		b, err := json.Marshal(p.cc)
-		if err != nil {
-			t.Fatal(err)
+		for _, f := range tweaks {
+			f(&p.cc)
 		}
-		if err := os.WriteFile(p.path, b, 0o600); err != nil {
-			t.Fatal(err)
+		if p.cc.Shadow != "" {
+			newShadow(t, p.cc.Shadow, p.cc.Dir)
 		}
+		p.save()
 		ps = append(ps, p)
 		p.start()
 		t.Cleanup(p.kill)
@@ -227,6 +238,18 @@ func startProcs(t *testing.T, n int) []*proc {
 		eventually(t, "the peer is promoted", func() bool { return ps[0].once(childRequest{Op: "promote", Member: m}).Err == "" })
 	}
 	return ps
+}
+
+// save writes the configuration that the process starts with.
+func (p *proc) save() {
+	p.t.Helper()
+	b, err := json.Marshal(p.cc)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(p.path, b, 0o600); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 func (p *proc) start() {

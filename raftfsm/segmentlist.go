@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/hashicorp/raft-wal/types"
@@ -13,32 +14,29 @@ const segmentsFile = "segments.json"
 
 // segmentList is raft-wal's list of segments in a sealed file.
 type segmentList struct {
-	files fileSystem
-	path  string
+	file sealedFile
+	log  *slog.Logger
 }
 
 var _ types.MetaStore = (*segmentList)(nil)
 
-func newSegmentList(files fileSystem, dir string) *segmentList {
-	return &segmentList{files: files, path: filepath.Join(dir, segmentsFile)}
+func newSegmentList(files fileSystem, dir string, log *slog.Logger) *segmentList {
+	return &segmentList{sealedFile{files: files, path: filepath.Join(dir, segmentsFile)}, log}
 }
 
 // Load reads the list; it is empty when there is none yet.
 func (l *segmentList) Load(string) (types.PersistentState, error) {
 	var st types.PersistentState
-	err := readSealed(l.path, &st)
+	err := l.file.load(&st, l.log)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return st, fmt.Errorf("%s, the list of the log's segments: %w", l.path, err)
+		return st, fmt.Errorf("the list of the log's segments: %w", err)
 	}
 	return st, nil
 }
 
 // CommitState replaces the list.
 func (l *segmentList) CommitState(st types.PersistentState) error {
-	if err := writeSealed(l.files, l.path, st); err != nil {
-		return fmt.Errorf("write %s: %w", l.path, err)
-	}
-	return nil
+	return l.file.store(st)
 }
 
 var errNoStable = errors.New("the log keeps no other values")

@@ -51,7 +51,7 @@ type snapMeta struct {
 // that was cut off left behind.
 func openSnapshots(files fileSystem, dir string, log *slog.Logger) (*snapStore, error) {
 	s := &snapStore{files: files, dir: filepath.Join(dir, snapshotDir), log: log, bad: map[string]error{}}
-	if err := files.MkdirAll(s.dir); err != nil {
+	if err := makeDir(files, s.dir); err != nil {
 		return nil, fmt.Errorf("make %s: %w", s.dir, err)
 	}
 	left, err := filepath.Glob(filepath.Join(s.dir, "*"+tmpSuffix))
@@ -272,8 +272,12 @@ func (k *snapSink) Close() error {
 		err = cerr
 	}
 	k.meta.Sum = &k.sum
+	var meta []byte
 	if err == nil {
-		err = writeSealed(k.s.files, filepath.Join(k.tmp, snapMetaFile), k.meta)
+		meta, err = seal(k.meta, 1)
+	}
+	if err == nil {
+		err = replaceFile(k.s.files, filepath.Join(k.tmp, snapMetaFile), meta)
 	}
 	if err == nil {
 		err = k.s.files.Rename(k.tmp, strings.TrimSuffix(k.tmp, tmpSuffix))

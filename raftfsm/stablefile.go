@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"sync"
@@ -14,25 +15,23 @@ import (
 
 const voteFile = "vote.json"
 
-// stableFile is a raft.StableStore in one sealed file: a handful of values, written at
+// stableFile is a raft.StableStore in a sealed file: a handful of values, written at
 // elections only.
 type stableFile struct {
-	files fileSystem
-	path  string
-
 	mu     sync.Mutex
+	file   sealedFile
 	values map[string][]byte
 }
 
 var _ raft.StableStore = (*stableFile)(nil)
 
 // openStable reads the store in dir, or starts an empty one.
-func openStable(files fileSystem, dir string) (*stableFile, error) {
-	s := &stableFile{files: files, path: filepath.Join(dir, voteFile), values: map[string][]byte{}}
-	err := readSealed(s.path, &s.values)
+func openStable(files fileSystem, dir string, log *slog.Logger) (*stableFile, error) {
+	s := &stableFile{file: sealedFile{files: files, path: filepath.Join(dir, voteFile)}, values: map[string][]byte{}}
+	err := s.file.load(&s.values, log)
 	switch {
 	case errors.Is(err, errDamaged):
-		return nil, fmt.Errorf("%s, which holds the raft term and vote, is %w: this peer may have voted and must not vote again; remove it from the cluster, empty its directory and join it again", s.path, err)
+		return nil, fmt.Errorf("%w; it holds the raft term and vote: this peer may have voted and must not vote again; remove it from the cluster, empty its directory and join it again", err)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("read the raft term and vote: %w", err)
 	}
@@ -44,8 +43,8 @@ func (s *stableFile) Set(key, val []byte) error {
 	defer s.mu.Unlock()
 	next := maps.Clone(s.values)
 	next[string(key)] = append([]byte(nil), val...)
-	if err := writeSealed(s.files, s.path, next); err != nil {
-		return fmt.Errorf("write %s: %w", s.path, err)
+	if err := s.file.store(next); err != nil {
+		return err
 	}
 	s.values = next
 	return nil
@@ -71,7 +70,7 @@ func (s *stableFile) GetUint64(key []byte) (uint64, error) {
 		return 0, err
 	}
 	if len(v) != 8 {
-		return 0, fmt.Errorf("%s: the value of %s has %d bytes, not 8", s.path, key, len(v))
+		return 0, fmt.Errorf("%s: the value of %s has %d bytes, not 8", s.file.path, key, len(v))
 	}
 	return binary.BigEndian.Uint64(v), nil
 }
