@@ -188,7 +188,7 @@ func TestChangedByteIsFoundOrHarmless(t *testing.T) {
 		name := filepath.Ext(path)
 		var offs []int
 		for off := range used {
-			if longRun() || rnd.IntN(used) < 100 {
+			if longRun() || rnd.IntN(used) < 50 {
 				offs = append(offs, off)
 			}
 		}
