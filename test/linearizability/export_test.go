@@ -24,14 +24,20 @@ type memberLog struct {
 	archived []raft.Log // what it removed from the front
 }
 
+// exported is what the raft logs of a cluster's members say.
+type exported struct {
+	requests  []model.EtcdRequest // in the order in which they were applied
+	snapshots int                 // how often a member got a snapshot in place of entries
+}
+
 // exportLog returns the requests that the cluster applied, from the raft logs of its members
 // (data directories) and of those that were members before.
-func exportLog(now, before []string) ([]model.EtcdRequest, error) {
+func exportLog(now, before []string) (x exported, err error) {
 	var current, past []memberLog
 	for _, dir := range now {
 		l, err := readMemberLog(dir)
 		if err != nil {
-			return nil, err
+			return x, err
 		}
 		current = append(current, l)
 	}
@@ -40,28 +46,47 @@ func exportLog(now, before []string) ([]model.EtcdRequest, error) {
 		if l, err := readMemberLog(dir); err == nil {
 			past = append(past, l)
 		} else if !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return x, err
 		}
+	}
+	for _, l := range slices.Concat(current, past) {
+		x.snapshots += l.holes()
 	}
 	es, err := mergeLogs(current, past)
 	if err != nil {
-		return nil, err
+		return x, err
 	}
 	rs, err := raftfsm.Replay(es)
 	if err != nil {
-		return nil, err
+		return x, err
 	}
-	var out []model.EtcdRequest
 	for _, r := range rs {
 		m, err := modelRequest(r.Request)
 		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", r.Index, err)
+			return x, fmt.Errorf("entry %d: %w", r.Index, err)
 		}
 		if m != nil {
-			out = append(out, *m)
+			x.requests = append(x.requests, *m)
 		}
 	}
-	return out, nil
+	return x, nil
+}
+
+// holes counts where entries are missing between those that the member had: it got a snapshot
+// instead.
+func (l memberLog) holes() int {
+	var have []uint64
+	for _, e := range slices.Concat(l.archived, l.live) {
+		have = append(have, e.Index)
+	}
+	slices.Sort(have)
+	n := 0
+	for i := range have {
+		if i > 0 && have[i] > have[i-1]+1 || i == 0 && have[0] > 1 {
+			n++
+		}
+	}
+	return n
 }
 
 func readMemberLog(dataDir string) (memberLog, error) {

@@ -42,7 +42,7 @@ var loads = []load{
 // profile is how much of it: etcd's own for slow machines, since what is judged is order
 // under faults, and the time to judge grows with the calls whose outcome is open.
 var profile = traffic.Profile{
-	KeyValue:   &traffic.KeyValue{MaximalQPS: 150, BurstableQPS: 150, MemberClientCount: 6, ClusterClientCount: 2, MaxNonUniqueRequestConcurrency: 3},
+	KeyValue:   &traffic.KeyValue{MaximalQPS: 120, BurstableQPS: 120, MemberClientCount: 4, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 3},
 	Watch:      &traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, RevisionOffsetRange: traffic.Range{Min: -100, Max: 100}},
 	Compaction: &traffic.Compaction{Period: 300 * time.Millisecond},
 }
@@ -59,13 +59,14 @@ type plan struct {
 	disk   diskFaults    // what the servers' disks are like when nothing is broken
 	dir    string        // is made, and removed after a history without violation
 	// export reads the requests from the data directories of members and of former members.
-	export func(now, before []string) ([]model.EtcdRequest, error)
+	export func(now, before []string) (exported, error)
 }
 
 // verdict is what a history came to.
 type verdict struct {
 	operations, failed, events int
 	requests                   int // in the log
+	snapshots                  int // that a member got in place of the log
 	faults                     map[string]int
 	// violation is a broken guarantee; undecided is set when porcupine gave up.
 	violation error
@@ -83,46 +84,70 @@ const (
 // run makes one history and judges it. An error means that there is no verdict.
 func (p plan) run(ctx context.Context) (v verdict, err error) {
 	v = verdict{faults: map[string]int{}, dir: p.dir}
-	if err := os.MkdirAll(p.dir, 0o700); err != nil {
-		return v, err
-	}
-	lg, closeLog, err := logTo(filepath.Join(p.dir, "test.log"))
+	lg, done, err := prepare(p)
 	if err != nil {
 		return v, err
 	}
-	defer closeLog()
-	lg.Info("plan", zap.Uint64("seed", p.seed), zap.String("load", p.load.name), zap.Int("faults", p.count))
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
-	defer cancel()
-
-	began, cancelBegan := context.WithTimeout(ctx, settleFor)
-	defer cancelBegan()
-	c, err := startCluster(began, lg, p)
-	if err != nil {
-		return v, fmt.Errorf("start the cluster (see %s): %w", p.dir, err)
-	}
-	defer c.close()
-	reports, err := p.record(ctx, lg, c, &v)
+	defer done()
+	h, err := p.observe(ctx, lg, &v)
 	if err != nil {
 		return v, err
 	}
-	c.end()
-	v.violation = errors.Join(v.violation, c.panicked())
-	p.judge(lg, c, reports, &v)
+	p.judge(lg, h, &v)
 	if v.violation == nil && !v.undecided {
 		return v, os.RemoveAll(p.dir)
 	}
 	return v, nil
 }
 
-func logTo(path string) (*zap.Logger, func(), error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+// prepare makes the directory of a plan, and opens its log.
+func prepare(p plan) (lg *zap.Logger, done func(), err error) {
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
+		return nil, nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(p.dir, "test.log"), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, nil, err
 	}
 	enc := zap.NewDevelopmentEncoderConfig()
-	lg := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(enc), zapcore.AddSync(f), zap.InfoLevel))
+	lg = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(enc), zapcore.AddSync(f), zap.InfoLevel))
+	lg.Info("plan", zap.Uint64("seed", p.seed), zap.String("load", p.load.name), zap.Int("faults", p.count))
 	return lg, func() { f.Close() }, nil
+}
+
+// history is what the clients saw and what the servers' logs hold.
+type history struct {
+	reports []report.ClientReport
+	log     exported
+}
+
+// observe makes a history. What can be judged only while the servers run is judged here.
+func (p plan) observe(ctx context.Context, lg *zap.Logger, v *verdict) (h history, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	began, cancelBegan := context.WithTimeout(ctx, settleFor)
+	defer cancelBegan()
+	c, err := startCluster(began, lg, p)
+	if err != nil {
+		return h, fmt.Errorf("start the cluster (see %s): %w", p.dir, err)
+	}
+	defer c.close()
+	h.reports, err = p.record(ctx, lg, c, v)
+	if err != nil {
+		return h, err
+	}
+	c.end()
+	v.violation = errors.Join(v.violation, c.panicked())
+	var now, before []string
+	for _, m := range c.slots {
+		last := len(m.dirs) - 1
+		now, before = append(now, m.dirs[last]), append(before, m.dirs[:last]...)
+	}
+	h.log, err = p.export(now, before)
+	if err != nil {
+		v.violation = errors.Join(v.violation, fmt.Errorf("read the raft logs: %w", err))
+	}
+	return h, nil
 }
 
 // record drives clients and faults, and returns what the clients saw. What they can see
@@ -232,7 +257,7 @@ func (p plan) inject(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict
 		}
 		panic("the weights do not add up")
 	}
-	hold(ctx, between(r, 500*time.Millisecond, 1500*time.Millisecond))
+	hold(ctx, between(r, p.rest/2, p.rest*3/2))
 	for i := 0; i < p.count; {
 		both := 1
 		if i+1 < p.count && r.IntN(4) == 0 {
@@ -270,6 +295,9 @@ func (c *cluster) panicked() error {
 			return err
 		}
 		for line := range strings.Lines(string(b)) {
+			if strings.Contains(line, "failed to save current term") {
+				continue // raft's way to end when its disk takes no term: what a failing disk is to do
+			}
 			if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
 				errs = append(errs, fmt.Errorf("member %d: %s", m.slot, strings.TrimSpace(line)))
 			}
@@ -279,8 +307,8 @@ func (c *cluster) panicked() error {
 }
 
 // judge gives the history to etcd's validators.
-func (p plan) judge(lg *zap.Logger, c *cluster, reports []report.ClientReport, v *verdict) {
-	for _, r := range reports {
+func (p plan) judge(lg *zap.Logger, h history, v *verdict) {
+	for _, r := range h.reports {
 		v.events += r.WatchEventCount()
 		for _, op := range r.KeyValue {
 			v.operations++
@@ -289,61 +317,50 @@ func (p plan) judge(lg *zap.Logger, c *cluster, reports []report.ClientReport, v
 			}
 		}
 	}
-	var now, before []string
-	for _, m := range c.slots {
-		last := len(m.dirs) - 1
-		now, before = append(now, m.dirs[last]), append(before, m.dirs[:last]...)
-	}
-	log, err := p.export(now, before)
-	if err != nil {
-		v.violation = errors.Join(v.violation, fmt.Errorf("read the raft logs: %w", err))
-	}
-	v.requests = len(log)
-	if err := uncalledRevokes(reports, log); err != nil {
-		v.violation = errors.Join(v.violation, err)
-	}
-	result, err := validated(lg, p.load.traffic.ExpectUniqueRevision(), reports, log)
-	if err == nil {
-		err = result.Error()
-	}
+	v.requests, v.snapshots = len(h.log.requests), h.log.snapshots
+	result, err := h.validate(lg, p.load.traffic.ExpectUniqueRevision())
 	if s := result.Linearization.Status; s == validate.Timeout || s == validate.DeadlineExceeded {
 		v.undecided, err = true, nil
-	}
-	if len(log) == 0 && err == nil {
-		err = errors.New("no request is in the raft logs, so that watches could not be judged")
 	}
 	v.violation = errors.Join(v.violation, err)
 	if v.violation == nil && !v.undecided {
 		return
 	}
-	if err := keep(lg, p.dir, reports, result); err != nil {
+	if err := keep(lg, p.dir, h.reports, result); err != nil {
 		lg.Error("what was found could not be kept", zap.Error(err))
 	}
 	lg.Error("violation", zap.Uint64("seed", p.seed), zap.Error(v.violation), zap.Bool("undecided", v.undecided))
 }
 
-// validated calls etcd's validators, which panic on what they do not expect, such as an
+// validate calls etcd's validators, which panic on what they do not expect, such as an
 // event of a revision that no request in the log made.
-func validated(lg *zap.Logger, unique bool, reports []report.ClientReport, log []model.EtcdRequest) (r validate.RobustnessResult, err error) {
+func (h history) validate(lg *zap.Logger, uniqueRevisions bool) (r validate.RobustnessResult, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the validators panicked: %v", p)
 		}
 	}()
-	return validate.ValidateAndReturnVisualize(lg, validate.Config{ExpectRevisionUnique: unique}, reports, log, judgeFor), nil
+	if len(h.log.requests) == 0 {
+		return r, errors.New("no request is in the raft logs: watches cannot be judged")
+	}
+	if err := h.uncalledRevokes(); err != nil {
+		return r, err
+	}
+	r = validate.ValidateAndReturnVisualize(lg, validate.Config{ExpectRevisionUnique: uniqueRevisions}, h.reports, h.log.requests, judgeFor)
+	return r, r.Error()
 }
 
 // uncalledRevokes finds leases that ended without a client having asked for it.
-func uncalledRevokes(reports []report.ClientReport, log []model.EtcdRequest) error {
+func (h history) uncalledRevokes() error {
 	asked := map[int64]bool{}
-	for _, r := range reports {
+	for _, r := range h.reports {
 		for _, op := range r.KeyValue {
 			if req := op.Input.(model.EtcdRequest); req.Type == model.LeaseRevoke {
 				asked[req.LeaseRevoke.LeaseID] = true
 			}
 		}
 	}
-	for _, req := range log {
+	for _, req := range h.log.requests {
 		if req.Type == model.LeaseRevoke && !asked[req.LeaseRevoke.LeaseID] {
 			return fmt.Errorf("lease %x ended, though no client revoked it and its time was not over", req.LeaseRevoke.LeaseID)
 		}

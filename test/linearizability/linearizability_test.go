@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"go.etcd.io/etcd/tests/v3/robustness/model"
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 	"go.etcd.io/etcd/tests/v3/robustness/traffic"
 )
@@ -69,9 +68,9 @@ func ours(t *testing.T) string {
 func newPlan(t *testing.T, seed uint64) plan {
 	t.Helper()
 	p := plan{
-		seed: seed, binary: ours(t), load: loads[seed%uint64(len(loads))], faults: faults, count: 8, rest: time.Second,
+		seed: seed, binary: ours(t), load: loads[seed%uint64(len(loads))], faults: faults, count: 5, rest: time.Second,
 		// Small snapshots, so that a member that was away gets one in place of the log.
-		flags:  []string{"--snapshot-count=150", "--election-timeout=500", "--log-level=info", "--watch-progress-notify-interval=100ms"},
+		flags:  []string{"--snapshot-count=50", "--election-timeout=500", "--log-level=info", "--watch-progress-notify-interval=100ms"},
 		disk:   diskFaults{SnapshotInterval: 200 * time.Millisecond, TrailingBytes: 1},
 		export: exportLog,
 	}
@@ -105,8 +104,9 @@ func newPlan(t *testing.T, seed uint64) plan {
 func (p plan) onEtcd(t *testing.T) plan {
 	p.binary = build(t, "etcd", "go.etcd.io/etcd/server/v3")
 	p.flags = []string{"--snapshot-count=150", "--heartbeat-interval=50", "--election-timeout=500", "--log-level=warn", "--watch-progress-notify-interval=100ms"}
-	p.export = func(now, before []string) ([]model.EtcdRequest, error) {
-		return report.PersistedRequests(zap.NewNop(), slices.Concat(now, before))
+	p.export = func(now, before []string) (x exported, err error) {
+		x.requests, err = report.PersistedRequests(zap.NewNop(), slices.Concat(now, before))
+		return x, err
 	}
 	return p
 }
@@ -120,9 +120,9 @@ func firstSeed() uint64 {
 
 // totals is what many histories came to.
 type totals struct {
-	histories, operations, failed, events, requests int
-	undecided, violations                           int
-	faults                                          map[string]int
+	histories, operations, failed, events, requests, snapshots int
+	undecided, violations                                      int
+	faults                                                     map[string]int
 }
 
 func (s *totals) add(v verdict) {
@@ -131,6 +131,7 @@ func (s *totals) add(v verdict) {
 	s.failed += v.failed
 	s.events += v.events
 	s.requests += v.requests
+	s.snapshots += v.snapshots
 	for k, n := range v.faults {
 		s.faults[k] += n
 	}
@@ -149,8 +150,8 @@ func (s *totals) String() string {
 			kinds += fmt.Sprintf("  %-18s %d\n", f.name, n)
 		}
 	}
-	return fmt.Sprintf("histories %d, operations %d (%d with an error or open outcome), requests in the log %d, watch events %d\nfaults:\n%sundecided %d, violations %d",
-		s.histories, s.operations, s.failed, s.requests, s.events, kinds, s.undecided, s.violations)
+	return fmt.Sprintf("histories %d, operations %d (%d with an error or open outcome), requests in the log %d, watch events %d, snapshots installed %d\nfaults:\n%sundecided %d, violations %d",
+		s.histories, s.operations, s.failed, s.requests, s.events, s.snapshots, kinds, s.undecided, s.violations)
 }
 
 // check runs a plan and reports what it came to.
@@ -168,7 +169,7 @@ func check(ctx context.Context, t *testing.T, p plan, s *totals) {
 	case v.undecided:
 		t.Logf("seed %d (%s): not decided within %v, kept in %s", p.seed, p.load.name, judgeFor, v.dir)
 	default:
-		t.Logf("seed %d (%s): sound; operations %d (%d failed), requests %d, events %d, faults %v", p.seed, p.load.name, v.operations, v.failed, v.requests, v.events, v.faults)
+		t.Logf("seed %d (%s): sound; operations %d (%d failed), requests %d, events %d, snapshots %d, faults %v", p.seed, p.load.name, v.operations, v.failed, v.requests, v.events, v.snapshots, v.faults)
 	}
 }
 
