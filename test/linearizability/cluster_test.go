@@ -28,7 +28,7 @@ type cluster struct {
 	token  string
 	net    *network
 	slots  [members]*member
-	reconf sync.Mutex // held during a change of members
+	reconf sync.Mutex // held by faults that need the other members, taken before any member.mu
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup

@@ -171,6 +171,9 @@ var faults = []fault{
 		}
 		return nil
 	}},
+	{"absence", 3, func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.absence(ctx, c.slots[r.IntN(members)])
+	}},
 	{"move leader", 3, func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		m, _ := c.leader(ctx)
 		if m == nil {
@@ -206,6 +209,41 @@ func (c *cluster) restart(ctx context.Context, m *member, down time.Duration) er
 	defer m.mu.Unlock()
 	m.proc.kill()
 	hold(ctx, down)
+	return c.start(m)
+}
+
+// absence keeps a member away for longer than the others keep the log, on their disks or in
+// memory, so that it gets a snapshot when it comes back.
+func (c *cluster) absence(ctx context.Context, m *member) error {
+	c.reconf.Lock() // it takes hold of all members
+	defer c.reconf.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.proc.kill()
+	index := func(ctx context.Context) (i uint64) {
+		for _, o := range c.slots {
+			if o == m {
+				continue
+			}
+			if st, err := c.status(ctx, o); err == nil {
+				i = max(i, st.RaftIndex)
+			}
+		}
+		return i
+	}
+	since := index(ctx)
+	limited, cancel := context.WithTimeout(ctx, 8*time.Second)
+	defer cancel()
+	for limited.Err() == nil && index(ctx) < since+100 {
+		hold(limited, 200*time.Millisecond)
+	}
+	for _, o := range c.slots {
+		if o != m {
+			if err := c.restart(ctx, o, 0); err != nil {
+				return err
+			}
+		}
+	}
 	return c.start(m)
 }
 
