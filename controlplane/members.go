@@ -7,12 +7,18 @@ import (
 	"net/netip"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/tripod-cluster/tripod/controlplane/peer"
 	"github.com/tripod-cluster/tripod/raftfsm"
 )
 
 // memberTimeout bounds a change of the members.
 const memberTimeout = 10 * time.Second
+
+// errJoin answers who would add a member through etcd's API: a peer needs certificates first.
+var errJoin = status.Error(codes.Unimplemented, "etcdserver: peers are added by controld: run 'controld token' on a peer and 'controld join' on the new one")
 
 func parseAddr(s string) (netip.Addr, error) { return netip.ParseAddr(s) }
 

@@ -299,8 +299,9 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 // serveEtcd serves etcd's API with client certificates on the port, and without
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
+	cluster := members.New(p.node, p.store, members.Options{Rules: raftfsm.Rules{Strict: true}, AddRefused: errJoin})
 	srv := etcdapi.New(etcdapi.Config{
-		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: members.New(p.node, p.store), Logger: p.log, QuotaBytes: storeQuota,
+		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota,
 		// The operator's certificate on every peer is root's.
 		ClientCertAuth: true,
 	})

@@ -53,6 +53,8 @@ type Cluster interface {
 	ClusterID() uint64
 	// Self is this member's ID, not 0.
 	Self() uint64
+	// Learner tells whether this member replicates and does not vote.
+	Learner() bool
 	// Leader is the leader's ID; 0 when none is known.
 	Leader() uint64
 	// Term is the raft term.

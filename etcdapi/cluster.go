@@ -4,7 +4,6 @@ import (
 	"context"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -50,9 +49,6 @@ func (c *clusterServer) change(ctx context.Context, f func(ctx context.Context, 
 }
 
 func (c *clusterServer) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
-	if len(r.PeerURLs) == 0 {
-		return nil, rpctypes.ErrGRPCMemberBadURLs
-	}
 	var added Member
 	err := c.change(ctx, func(ctx context.Context, m MemberChanger) (err error) {
 		added, err = m.AddMember(ctx, r.PeerURLs, r.IsLearner)

@@ -7,8 +7,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -35,6 +37,33 @@ func (s *Server) unaryLeader(ctx context.Context, r any, _ *grpc.UnaryServerInfo
 		return nil, rpctypes.ErrGRPCNoLeader
 	}
 	return handle(ctx, r)
+}
+
+// unaryLearner and streamLearner refuse what etcd's learners refuse. They are for
+// a Front alone: this member could answer, and its own process may ask.
+func (s *Server) unaryLearner(ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if s.cfg.Cluster.Learner() && !learnersAnswer(r) {
+		return nil, rpctypes.ErrGRPCNotSupportedForLearner
+	}
+	return handle(ctx, r)
+}
+
+func (s *Server) streamLearner(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if s.cfg.Cluster.Learner() && info.FullMethod != pb.Maintenance_Snapshot_FullMethodName {
+		return rpctypes.ErrGRPCNotSupportedForLearner
+	}
+	return handle(srv, stream)
+}
+
+// learnersAnswer tells whether a learner may answer r: what concerns it alone.
+func learnersAnswer(r any) bool {
+	switch r := r.(type) {
+	case *pb.StatusRequest, *healthpb.HealthCheckRequest:
+		return true
+	case *pb.RangeRequest:
+		return r.Serializable
+	}
+	return false
 }
 
 func (s *Server) streamLeader(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {

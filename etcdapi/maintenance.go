@@ -29,6 +29,7 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 		Header:           m.s.header(st.Revision()),
 		Version:          version.Version,
 		StorageVersion:   storageVersion,
+		IsLearner:        c.Learner(),
 		Leader:           c.Leader(),
 		RaftIndex:        c.Index(),
 		RaftTerm:         c.Term(),
@@ -40,11 +41,6 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 	}
 	if resp.DbSize == 0 {
 		resp.DbSize = resp.DbSizeInUse
-	}
-	for _, mem := range c.Members() {
-		if mem.ID == c.Self() {
-			resp.IsLearner = mem.Learner
-		}
 	}
 	if resp.Leader == 0 {
 		resp.Errors = append(resp.Errors, rpctypes.ErrNoLeader.Error())

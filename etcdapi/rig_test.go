@@ -25,12 +25,14 @@ const patience = time.Minute
 
 // fakeCluster is a cluster of one, whose leader can be taken away.
 type fakeCluster struct {
-	leader atomic.Uint64
-	index  atomic.Uint64
+	leader  atomic.Uint64
+	learner atomic.Bool
+	index   atomic.Uint64
 }
 
 func (f *fakeCluster) ClusterID() uint64    { return 77 }
 func (f *fakeCluster) Self() uint64         { return 8 }
+func (f *fakeCluster) Learner() bool        { return f.learner.Load() }
 func (f *fakeCluster) Leader() uint64       { return f.leader.Load() }
 func (f *fakeCluster) Term() uint64         { return 3 }
 func (f *fakeCluster) Index() uint64        { return f.index.Load() }

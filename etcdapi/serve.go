@@ -50,7 +50,9 @@ type Front struct {
 // among them, as Serve takes those.
 func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) *Front {
 	f := &Front{rpcs: newHandover(), pages: newHandover(), log: s.log, listeners: map[net.Listener]struct{}{}}
-	f.grpc = s.NewGRPCServer(append([]grpc.ServerOption{grpc.Creds(greeted{})}, more...)...)
+	f.grpc = s.NewGRPCServer(append([]grpc.ServerOption{
+		grpc.Creds(greeted{}), grpc.ChainUnaryInterceptor(s.unaryLearner), grpc.ChainStreamInterceptor(s.streamLearner),
+	}, more...)...)
 	if pages == nil {
 		pages = s.Handler()
 	}

@@ -31,6 +31,8 @@ type Config struct {
 	// AdvertisePeer the host:port at which the other peers reach it.
 	ListenPeer    string
 	AdvertisePeer string
+	// PeerURLs are told to clients of etcd's API in place of https://AdvertisePeer; usually empty.
+	PeerURLs []string
 	// TLS gives the configurations for incoming and outgoing peer connections. It is
 	// asked for every connection, so renewed certificates take effect. Both need the
 	// certificate, the server ClientCAs and the client RootCAs (the peer CA). The Node

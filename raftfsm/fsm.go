@@ -162,7 +162,7 @@ func (f *fsm) setMember(payload []byte) error {
 		return fmt.Errorf("peer %v (%s): %w", m.ID, m.Name, ErrRemoved)
 	}
 	for _, o := range f.members { // order does not matter: at most one can collide, as names are unique
-		if o.ID != m.ID && o.Name == m.Name {
+		if o.ID != m.ID && o.Name == m.Name && m.Name != "" {
 			return fmt.Errorf("%w: %q is the name of peer %v; remove that peer first, or join under another name", ErrNameTaken, m.Name, o.ID)
 		}
 	}

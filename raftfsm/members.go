@@ -14,20 +14,27 @@ import (
 
 // Member is a peer of the cluster.
 type Member struct {
-	ID         PeerID   `json:"id"`
-	Name       string   `json:"name"`
-	PeerAddr   string   `json:"peerAddr"` // host:port of raft and the peer RPC
+	ID       PeerID `json:"id"`
+	Name     string `json:"name"`
+	PeerAddr string `json:"peerAddr"` // host:port of raft and the peer RPC
+	// PeerURLs are what clients of etcd's API are told of PeerAddr; empty means https://PeerAddr.
+	PeerURLs   []string `json:"peerURLs,omitempty"`
 	ClientURLs []string `json:"clientURLs,omitempty"`
 	APIURLs    []string `json:"apiURLs,omitempty"`
 	Version    string   `json:"version,omitempty"`
 	// Voter is false while the peer only learns. It is taken from the raft configuration.
 	Voter bool `json:"voter,omitempty"`
+	// WantsVote asks the leader to make the peer a voter as soon as it has caught up; see Create.
+	WantsVote bool `json:"wantsVote,omitempty"`
+	// Overrides is the address that the peer's own configuration had when Readdress set another.
+	Overrides string `json:"overrides,omitempty"`
 }
 
 func compareMembers(a, b Member) int { return cmp.Compare(a.ID, b.ID) }
 
 func (m Member) equal(o Member) bool {
 	return m.ID == o.ID && m.Name == o.Name && m.PeerAddr == o.PeerAddr && m.Version == o.Version &&
+		m.WantsVote == o.WantsVote && m.Overrides == o.Overrides && slices.Equal(m.PeerURLs, o.PeerURLs) &&
 		slices.Equal(m.ClientURLs, o.ClientURLs) && slices.Equal(m.APIURLs, o.APIURLs)
 }
 
@@ -126,8 +133,17 @@ func (n *Node) waitReady(ctx context.Context) error {
 	}
 }
 
+// selfMember is what the cluster should know of this peer: what its configuration says, but for an address that
+// was overridden while the configuration said the same.
 func (n *Node) selfMember() Member {
-	return Member{ID: n.id, Name: n.cfg.Name, PeerAddr: n.cfg.AdvertisePeer, ClientURLs: n.cfg.ClientURLs, APIURLs: n.cfg.APIURLs, Version: n.cfg.Version}
+	m := Member{ID: n.id, Name: n.cfg.Name, PeerAddr: n.cfg.AdvertisePeer, PeerURLs: n.cfg.PeerURLs, ClientURLs: n.cfg.ClientURLs, APIURLs: n.cfg.APIURLs, Version: n.cfg.Version}
+	if rec, ok := n.fsm.member(n.id); ok {
+		m.WantsVote = rec.WantsVote
+		if rec.Overrides == n.cfg.AdvertisePeer {
+			m.PeerAddr, m.PeerURLs, m.Overrides = rec.PeerAddr, rec.PeerURLs, rec.Overrides
+		}
+	}
+	return m
 }
 
 func (n *Node) record(ctx context.Context, kind recordKind, payload []byte) error {
@@ -169,34 +185,35 @@ func (n *Node) Members() []Member {
 
 // memberOp is a change of the membership; it runs at the leader.
 type memberOp struct {
-	Op     string `json:"op"` // add, promote, remove, transfer
+	Op     string `json:"op"` // add, promote, remove, transfer; create, promote-by, may-remove, readdress
 	Member Member `json:"member"`
+	Rules  Rules  `json:"rules,omitzero"`
 }
 
 // AddNonvoter adds a peer that learns but does not vote yet. It may be called on any member, and again
 // for the same peer to change what is known of it. The peer must be Open (not bootstrapped) at m.PeerAddr
 // now or soon. Errors: ErrNameTaken, ErrRemoved, or of the proposal.
 func (n *Node) AddNonvoter(ctx context.Context, m Member) error {
-	return n.change(ctx, memberOp{"add", m})
+	return n.change(ctx, memberOp{Op: "add", Member: m})
 }
 
 // Promote makes a learning peer a voter, once its measured lag is at most Config.PromoteLag entries.
 // ErrLagging, naming the lag, asks to try again. It may be called on any member.
 func (n *Node) Promote(ctx context.Context, id PeerID) error {
-	return n.change(ctx, memberOp{"promote", Member{ID: id}})
+	return n.change(ctx, memberOp{Op: "promote", Member: Member{ID: id}})
 }
 
 // Remove removes a peer for good: its ID is never accepted again. A leader that is to be removed hands
 // over first. ErrQuorum refuses to remove a live voter when fewer than a majority of the remaining ones is
 // reachable. It may be called on any member.
 func (n *Node) Remove(ctx context.Context, id PeerID) error {
-	return n.change(ctx, memberOp{"remove", Member{ID: id}})
+	return n.change(ctx, memberOp{Op: "remove", Member: Member{ID: id}})
 }
 
 // TransferLeadership hands the leadership to a voter, or with 0 to the one that is nearest. It returns nil
 // when another peer leads.
 func (n *Node) TransferLeadership(ctx context.Context, to PeerID) error {
-	return n.change(ctx, memberOp{"transfer", Member{ID: to}})
+	return n.change(ctx, memberOp{Op: "transfer", Member: Member{ID: to}})
 }
 
 func (n *Node) change(ctx context.Context, op memberOp) error {
@@ -234,6 +251,14 @@ func (n *Node) changeHere(ctx context.Context, op memberOp) error {
 		return n.removeHere(ctx, op.Member.ID)
 	case "transfer":
 		return n.transferHere(ctx, op.Member.ID)
+	case "create":
+		return n.createHere(ctx, op.Member, op.Rules)
+	case "promote-by":
+		return n.promoteBy(ctx, op.Member.ID, op.Rules)
+	case "may-remove":
+		return n.mayRemoveBy(op.Member.ID, op.Rules)
+	case "readdress":
+		return n.readdressHere(ctx, op.Member)
 	}
 	return fmt.Errorf("unknown change of members %q", op.Op)
 }
@@ -462,10 +487,10 @@ func (n *Node) seekLeader() {
 			return
 		}
 		self, ok := n.server(n.id)
-		if err != nil || st.Leader == 0 || st.Leader == n.id || !ok || string(self.Address) == n.cfg.AdvertisePeer {
+		if err != nil || st.Leader == 0 || st.Leader == n.id || !ok || string(self.Address) == n.selfMember().PeerAddr {
 			continue
 		}
-		b, err := json.Marshal(memberOp{"add", n.selfMember()})
+		b, err := json.Marshal(memberOp{Op: "add", Member: n.selfMember()})
 		if err == nil {
 			_, err = n.rpc.call(ctx, st.Leader, classControl, rpcMember, b)
 		}

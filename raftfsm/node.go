@@ -53,6 +53,7 @@ type Node struct {
 	metrics  *metrics
 	changing chan struct{} // held during a membership change at the leader
 	removed  atomic.Bool
+	voted    atomic.Bool // this peer was seen to be a voter, which it stays
 
 	closers []func() error // in order of opening
 	snapped snapState
@@ -93,7 +94,7 @@ func (n *Node) wire() {
 	n.fsm.lease = n.leases.changed
 	n.fsm.restored = n.prop.restored
 	n.fsm.committed = n.nudge.committed
-	n.fsm.durable = n.logs.durable
+	n.fsm.durable = func(index uint64) error { return n.logs.durable(index) } // the log is opened later
 	n.fsm.fatal = n.fatal
 	n.fsm.stop = n.stop
 }
@@ -107,6 +108,7 @@ func (n *Node) start() {
 	n.wg.Go(n.leases.run)
 	n.wg.Go(n.snapshots)
 	n.wg.Go(n.announce)
+	n.wg.Go(n.promoteWaiting)
 }
 
 // admit decides on an incoming connection of a peer whose certificate was checked.
@@ -260,7 +262,7 @@ func tryElsewhere(err error) bool {
 }
 
 // Errors of this package that keep their identity across the peer RPC.
-var namedErrors = []error{ErrNameTaken, ErrNotMember, ErrLagging, ErrQuorum, ErrRemoved}
+var namedErrors = []error{ErrNameTaken, ErrNotMember, ErrLagging, ErrQuorum, ErrRemoved, ErrNotStarted, ErrUnhealthy, ErrAddressTaken, ErrNotLearner, ErrTooManyLearners}
 
 // codeNamed+i is namedErrors[i].
 const codeNamed rpcCode = 64

@@ -146,7 +146,7 @@ func (n *Node) listen() error {
 	}
 	n.streams = &streams{
 		self: n.id, tls: n.cfg.TLS, faults: n.cfg.faults, log: n.log, ln: ln, advertise: n.cfg.AdvertisePeer,
-		cluster: n.fsm.clusterID, admit: n.admit, removed: n.wasRemoved, rpc: n.serve,
+		cluster: n.fsm.clusterID, admit: n.admit, removed: n.wasRemoved, rpc: n.serve, roster: n.serveRoster,
 	}
 	n.streams.prepare()
 	return nil

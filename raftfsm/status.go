@@ -131,6 +131,19 @@ func (n *Node) Leader() (PeerID, uint64) {
 	return who.id, who.term
 }
 
+// Learner tells whether this peer is a member that does not vote, as far as it knows.
+func (n *Node) Learner() bool {
+	if n.voted.Load() {
+		return false
+	}
+	s, ok := n.server(n.id)
+	if ok && s.Suffrage == raft.Voter {
+		n.voted.Store(true)
+		return false
+	}
+	return ok
+}
+
 // IsLeader tells whether this peer leads, has applied all before its term, and raft agrees now.
 func (n *Node) IsLeader() bool { return n.lead.readyTerm() != 0 }
 

@@ -61,6 +61,8 @@ type streams struct {
 
 	raft chan net.Conn
 	rpc  func(net.Conn, PeerID)
+	// roster answers who is no member yet.
+	roster func(net.Conn)
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -132,12 +134,16 @@ func (s *streams) serve(raw net.Conn) {
 	server = server.Clone()
 	server.ClientAuth = tls.RequireAndVerifyClientCert
 	server.MinVersion = tls.VersionTLS13
-	server.NextProtos = []string{protoRaft, protoRPC}
+	server.NextProtos = []string{protoRaft, protoRPC, protoRoster}
 	server.SessionTicketsDisabled = true // a resumed session would outlive its certificate
 	c := tls.Server(raw, server)
 	c.SetDeadline(time.Now().Add(handshakeTimeout))
 	if err := c.HandshakeContext(s.ctx); err != nil {
 		fail(err)
+		return
+	}
+	if c.ConnectionState().NegotiatedProtocol == protoRoster {
+		s.roster(s.wrap(c, 0, untrack))
 		return
 	}
 	from, err := s.answerHello(c)

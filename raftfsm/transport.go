@@ -51,6 +51,7 @@ type transport struct {
 
 	mu      sync.Mutex
 	contact map[raft.ServerID]time.Time // last successful AppendEntries, as leader
+	since   map[raft.ServerID]time.Time // begin of the contact that was not broken for contactGap until then
 	told    map[raft.ServerID]commitTold
 }
 
@@ -58,7 +59,7 @@ type transport struct {
 type commitTold struct{ term, index uint64 }
 
 func newTransport(nt *raft.NetworkTransport, disk *diskWatch) *transport {
-	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}, told: map[raft.ServerID]commitTold{},
+	t := &transport{NetworkTransport: nt, disk: disk, in: make(chan raft.RPC), stop: make(chan struct{}), contact: map[raft.ServerID]time.Time{}, since: map[raft.ServerID]time.Time{}, told: map[raft.ServerID]commitTold{},
 		commitCap: func(index uint64) uint64 { return index }}
 	t.wg.Go(func() {
 		for {
@@ -199,8 +200,22 @@ func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.A
 func (t *transport) touched(id raft.ServerID) {
 	now := time.Now()
 	t.mu.Lock()
+	if now.Sub(t.contact[id]) > contactGap {
+		t.since[id] = now
+	}
 	t.contact[id] = now
 	t.mu.Unlock()
+}
+
+// contactGap is the silence that breaks a contact; heartbeats come several times a second.
+const contactGap = 2 * time.Second
+
+// touchedSince tells whether a peer has been in unbroken contact with this leader for d.
+func (t *transport) touchedSince(id raft.ServerID, d time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	return now.Sub(t.contact[id]) <= contactGap && now.Sub(t.since[id]) >= d
 }
 
 func (t *transport) lastContact(id PeerID) time.Time {

@@ -6,9 +6,9 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Hash is a digest of the retained versions up to a revision. Peers that
-// compare it must compare at the same Revision and CompactRevision. It is not
-// comparable with an etcd server's.
+// Hash is a digest of the keys and values at a revision. It is the same before
+// and after a compaction, and on all peers. It is not comparable with an etcd
+// server's.
 type Hash struct {
 	Hash            uint32
 	Revision        int64 // the revision hashed
@@ -16,8 +16,7 @@ type Hash struct {
 	Current         int64 // the store's revision when it was hashed
 }
 
-// Hash digests the versions that a reader of revision rev or of an earlier one
-// can see; 0 is the current revision. Errors: ErrGRPCCompacted, ErrGRPCFutureRev.
+// Hash digests what a reader of revision rev sees; 0 is the current revision. Errors: ErrGRPCCompacted, ErrGRPCFutureRev.
 func (s *Store) Hash(rev int64) (Hash, error) {
 	st := s.view()
 	if err := st.checkReadRevision(rev, st.rev); err != nil {
@@ -34,13 +33,10 @@ func (s *Store) Hash(rev int64) (Hash, error) {
 		h.Hash = crc32.Update(h.Hash, castagnoli, e.buf)
 	}
 	st.keys.Scan(func(_ string, ent entry) bool {
-		if kv := ent.oldest(); kv.ModRevision < st.compactRev {
+		if kv := ent.at(rev); live(kv) {
 			add(kv)
 		}
 		return true
 	})
-	for i := 0; i < st.log.n && st.log.at(i).ModRevision <= rev; i++ {
-		add(st.log.at(i))
-	}
 	return h, nil
 }

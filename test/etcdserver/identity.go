@@ -31,9 +31,9 @@ func founderID(token, name string) raftfsm.PeerID {
 
 func clusterID(token string) uint64 { return derive("cluster", token) }
 
-// peerTLS returns what raftfsm asks for. The authority is the same in every process with the same token: it
+// peerTLS returns what raftfsm asks for, for a peer or a stranger of that name. The authority is the same in every process with the same token: it
 // keeps clusters apart and protects nothing, as anyone can derive it.
-func peerTLS(token string, id raftfsm.PeerID) (func() (server, client *tls.Config, err error), error) {
+func peerTLS(token, name string) (func() (server, client *tls.Config, err error), error) {
 	seed := sha256.Sum256([]byte("authority\x00" + token))
 	caKey := ed25519.NewKeyFromSeed(seed[:])
 	begin := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -53,7 +53,7 @@ func peerTLS(token string, id raftfsm.PeerID) (func() (server, client *tls.Confi
 		return nil, fmt.Errorf("make the peer's key: %w", err)
 	}
 	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: id.String()}, DNSNames: []string{id.String()},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		NotBefore: begin, NotAfter: ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, ca, key.Public(), caKey)

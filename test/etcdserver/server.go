@@ -33,7 +33,7 @@ const defaultQuota = 2 << 30
 func run(ctx context.Context, o *options, log *slog.Logger) error {
 	fatal := make(chan error, 1)
 	s := store.New(store.Options{})
-	node, err := openNode(o, s, log, func(err error) { fatal <- err })
+	node, err := openNode(ctx, o, s, log, func(err error) { fatal <- err })
 	if err != nil {
 		return err
 	}
@@ -50,8 +50,9 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--auth-token: %w", err)
 	}
+	cluster := members.New(node, s, members.Options{Rules: raftfsm.Rules{Strict: o.strictReconfig, MaxLearners: o.maxLearners}})
 	api := etcdapi.New(etcdapi.Config{
-		Store: s, Proposer: store.WithQuota(node, s, quota, uint64(node.ID())), Leaser: node, Cluster: members.New(node, s), Logger: log,
+		Store: s, Proposer: store.WithQuota(node, s, quota, uint64(node.ID())), Leaser: node, Cluster: cluster, Members: cluster, Logger: log,
 		MaxRequestBytes: int(o.maxRequestBytes), MaxTxnOps: int(o.maxTxnOps), ProgressInterval: progress, QuotaBytes: quota,
 		Tokens: tokens, BcryptCost: int(o.bcryptCost), ClientCertAuth: o.clientCertAuth,
 	})
@@ -61,7 +62,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	defer api.Close()
 
 	founded := make(chan error, 1)
-	go func() { founded <- found(ctx, o, node) }()
+	go func() { founded <- belong(ctx, o, node) }()
 	select {
 	case err := <-founded:
 		if err != nil {
@@ -86,7 +87,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	}
 }
 
-func openNode(o *options, s *store.Store, log *slog.Logger, fatal func(error)) (*raftfsm.Node, error) {
+func openNode(ctx context.Context, o *options, s *store.Store, log *slog.Logger, fatal func(error)) (*raftfsm.Node, error) {
 	dir := filepath.Join(o.dataDir, "member")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
@@ -105,37 +106,20 @@ func openNode(o *options, s *store.Store, log *slog.Logger, fatal func(error)) (
 	if o.advertiseClient == "" {
 		o.advertiseClient = o.listenClient
 	}
-	id := founderID(o.token, o.name)
-	peers, err := peerTLS(o.token, id)
+	id, err := ownID(ctx, o, dir)
+	if err != nil {
+		return nil, err
+	}
+	peers, err := peerTLS(o.token, id.String())
 	if err != nil {
 		return nil, err
 	}
 	return raftfsm.Open(raftfsm.Config{
-		Dir: dir, ID: id, Name: o.name, Store: s, ListenPeer: listen, AdvertisePeer: advertise, TLS: peers,
+		Dir: dir, ID: id, Name: o.name, Store: s, ListenPeer: listen, AdvertisePeer: advertise, PeerURLs: strings.Split(o.advertisePeer, ","), TLS: peers,
 		ClientURLs: strings.Split(o.advertiseClient, ","), Version: version.Version, Logger: log, OnFatal: fatal,
 		HeartbeatTimeout: time.Duration(o.election) * time.Millisecond,
 		SnapshotEntries:  o.snapshotCount,
 	})
-}
-
-// found returns when the cluster exists and this peer is a voter of it.
-func found(ctx context.Context, o *options, node *raftfsm.Node) error {
-	if o.initialCluster == "" {
-		o.initialCluster = o.name + "=" + strings.Split(o.advertisePeer, ",")[0]
-	}
-	list, err := parseInitialCluster(o.initialCluster)
-	if err != nil {
-		return err
-	}
-	var founders []raftfsm.Member
-	for _, f := range list {
-		addr, err := hostPort("--initial-cluster", f.url)
-		if err != nil {
-			return err
-		}
-		founders = append(founders, raftfsm.Member{ID: founderID(o.token, f.name), Name: f.name, PeerAddr: addr})
-	}
-	return node.BootstrapTogether(ctx, clusterID(o.token), founders)
 }
 
 // hostPort returns the address in the first of the comma-separated URLs of a flag.
