@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,6 +104,9 @@ func start(t testing.TB, p program, flags ...string) *cluster {
 			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-state", "new", "--initial-cluster-token", "bench",
 			"--log-level", "error",
 		}, p.extra...)
+		if profiles != "" {
+			m.args = append(m.args, "--enable-pprof")
+		}
 		m.args = append(m.args, flags...)
 		if err := c.launch(m); err != nil {
 			t.Fatal(err)
@@ -267,4 +271,34 @@ func (c *cluster) memory(t testing.TB, what string) float64 {
 		sum += kib / 1024
 	}
 	return sum / members
+}
+
+// profiles is where processor profiles of the servers go, one a member and round; empty for none. What they cost is in the
+// figures.
+var profiles = os.Getenv("TRIPOD_BENCH_PROFILES")
+
+// profile takes profiles of the members from now on for so long; wait for them with the func it returns.
+func (c *cluster) profile(t testing.TB, name string, d time.Duration) (wait func()) {
+	if profiles == "" {
+		return func() {}
+	}
+	var wg sync.WaitGroup
+	for _, m := range c.members {
+		wg.Go(func() {
+			resp, err := http.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", m.client, max(1, d/time.Second)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(profiles, strings.ReplaceAll(name, " ", "-")+"-"+c.name+"-"+m.name+".pprof"), b, 0o644)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return wg.Wait
 }

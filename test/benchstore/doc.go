@@ -9,5 +9,5 @@
 //
 // A figure is the median of its rounds. Processor time is what the three servers took, user and system, from
 // /proc/PID/stat: on a busy machine it says more than throughput, which the clients of the harness share the
-// processors with.
+// processors with. TRIPOD_BENCH_PROFILES=DIR takes processor profiles of the servers as well.
 package benchstore

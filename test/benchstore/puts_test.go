@@ -40,6 +40,7 @@ func puts(t *testing.T, s scale) []figure.Figure {
 				conns := c.clients(t, connections(n))
 				v := value(size)
 				return func() result {
+					defer c.profile(t, fmt.Sprintf("put %d B %d", size, n), s.limits.time)()
 					return drive(t, n, s.limits, func() time.Duration { return c.cpu(t) }, func(i int, call int64) error {
 						ctx, cancel := context.WithTimeout(context.Background(), patience)
 						defer cancel()
@@ -70,6 +71,7 @@ func reads(t *testing.T, s scale) []figure.Figure {
 			round := func(c *cluster) func() result {
 				conns := c.clients(t, connections(n))
 				return func() result {
+					defer c.profile(t, fmt.Sprintf("%s %d", kind.name, n), s.limits.time)()
 					return drive(t, n, s.limits, func() time.Duration { return c.cpu(t) }, func(i int, call int64) error {
 						ctx, cancel := context.WithTimeout(context.Background(), patience)
 						defer cancel()

@@ -100,6 +100,7 @@ func fanOut(t *testing.T, c *cluster, s scale) result {
 		}
 	}
 	kv := c.clients(t, 1)[0]
+	defer c.profile(t, "watch", s.limits.time)()
 	spent, first := c.cpu(t), time.Now()
 	sent, done := 0, 0
 	wait := func() {
