@@ -125,6 +125,7 @@ type Server struct {
 	log    *slog.Logger
 	health *health.Server
 	tokens tokenService
+	events *eventCache
 	led    leaderWatch
 	// saving is held while a snapshot is written.
 	saving chan struct{}
@@ -148,7 +149,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), saving: make(chan struct{}, 1)}
+	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), saving: make(chan struct{}, 1), events: newEventCache()}
 	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
 	if cfg.Tokens == nil {
 		cfg.Tokens = newSimpleTokens(0)
@@ -182,6 +183,7 @@ func (s *Server) Register(g *grpc.Server) {
 // leader or a user's rights. They use the chained interceptors, so others can be added.
 func (s *Server) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(s.cfg.MaxRequestBytes + requestOverhead),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(math.MaxUint32),

@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tripod-cluster/tripod/store"
@@ -38,8 +39,14 @@ type watchStream struct {
 	// events are sent: so nothing overtakes an event.
 	mu      sync.Mutex
 	watches map[int64]*watch
+	of      map[*store.Watcher]*watch
 	nextID  int64
 	broken  bool // a send failed
+
+	// ready has the watches with something to tell, which pump sends.
+	ready *store.ReadyList
+	// encoded tells whether what is sent goes through our codec.
+	encoded bool
 }
 
 // watch is one watch of a stream; its fields are guarded by the stream's mu.
@@ -50,11 +57,14 @@ type watch struct {
 	progress bool  // wants notifications
 	fragment bool
 	quiet    bool // nothing was sent since the last tick
-	done     chan struct{}
 }
 
 func (ws *watchServer) Watch(stream pb.Watch_WatchServer) error {
-	st := &watchStream{s: ws.s, stream: stream, done: make(chan struct{}), watches: map[int64]*watch{}}
+	st := &watchStream{
+		s: ws.s, stream: stream, done: make(chan struct{}), watches: map[int64]*watch{}, of: map[*store.Watcher]*watch{},
+		ready: store.NewReadyList(), encoded: grpc.ServerTransportStreamFromContext(stream.Context()) != nil,
+	}
+	st.wg.Go(st.pump)
 	defer st.close()
 	received := make(chan error, 1)
 	// Recv may block on after the context has ended, when the context is not
@@ -88,7 +98,7 @@ func (ws *watchServer) Watch(stream pb.Watch_WatchServer) error {
 	}
 }
 
-// close ends all watches and waits for their goroutines.
+// close ends all watches and waits for pump.
 func (st *watchStream) close() {
 	close(st.done)
 	st.mu.Lock()
@@ -159,7 +169,7 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 		refuse("mvcc: duplicate watch ID provided on the WatchStream")
 		return
 	}
-	o := store.WatchOptions{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision, PrevKV: r.PrevKv}
+	o := store.WatchOptions{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision, PrevKV: r.PrevKv, Ready: st.ready}
 	for _, f := range r.Filters {
 		o.NoPut = o.NoPut || f == pb.WatchCreateRequest_NOPUT
 		o.NoDelete = o.NoDelete || f == pb.WatchCreateRequest_NODELETE
@@ -172,11 +182,9 @@ func (st *watchStream) create(r *pb.WatchCreateRequest) {
 		refuse(err.Error())
 		return
 	}
-	w := &watch{id: id, w: sw, start: r.StartRevision, progress: r.ProgressNotify, fragment: r.Fragment, quiet: true, done: make(chan struct{})}
-	st.watches[id] = w
+	w := &watch{id: id, w: sw, start: r.StartRevision, progress: r.ProgressNotify, fragment: r.Fragment, quiet: true}
+	st.watches[id], st.of[sw] = w, w
 	st.send(&pb.WatchResponse{Header: st.s.header(revision), WatchId: id, Created: true})
-	st.wg.Add(1)
-	go st.follow(w)
 }
 
 // denied returns why the client may not watch what it asks for; empty when it
@@ -190,20 +198,23 @@ func (st *watchStream) denied(r *pb.WatchCreateRequest) string {
 	return err.Error()
 }
 
-// follow sends the events of w as they come.
-func (st *watchStream) follow(w *watch) {
-	defer st.wg.Done()
+// pump sends the events of all watches as they come, a batch of each in turn.
+func (st *watchStream) pump() {
+	var ws []*store.Watcher
 	for {
 		select {
-		case <-w.w.Ready():
-		case <-w.done:
-			return
+		case <-st.ready.Wake():
 		case <-st.done:
 			return
 		}
-		st.mu.Lock()
-		st.drain(w)
-		st.mu.Unlock()
+		ws = st.ready.Take(ws)
+		for _, sw := range ws {
+			st.mu.Lock()
+			if w := st.of[sw]; w != nil {
+				st.sendNext(w)
+			}
+			st.mu.Unlock()
+		}
 	}
 }
 
@@ -211,20 +222,31 @@ func (st *watchStream) follow(w *watch) {
 // when the watch has ended. mu is held.
 func (st *watchStream) drain(w *watch) (revision int64, ok bool) {
 	for {
-		if st.broken || st.watches[w.id] != w {
-			return 0, false
+		revision, more, ok := st.sendNext(w)
+		if !more {
+			return revision, ok
 		}
-		b, err := w.w.Next()
-		if err != nil {
-			st.end(w, err)
-			return 0, false
-		}
-		if len(b.Events) == 0 {
-			return b.Revision, true
-		}
-		w.quiet = false
-		st.sendEvents(w, &pb.WatchResponse{Header: st.s.header(b.Revision), WatchId: w.id, Events: b.Events})
 	}
+}
+
+// sendNext sends one batch of w, if there is one, and returns how far w has
+// come and whether there may be more; not ok when the watch has ended. mu is
+// held.
+func (st *watchStream) sendNext(w *watch) (revision int64, more, ok bool) {
+	if st.broken || st.watches[w.id] != w {
+		return 0, false, false
+	}
+	b, err := w.w.Next()
+	if err != nil {
+		st.end(w, err)
+		return 0, false, false
+	}
+	if len(b.Events) == 0 {
+		return b.Revision, false, true
+	}
+	w.quiet = false
+	st.sendEvents(w, b)
+	return b.Revision, true, true
 }
 
 // end tells the client that w is over because of err. mu is held.
@@ -242,8 +264,8 @@ func (st *watchStream) end(w *watch, err error) {
 
 func (st *watchStream) forget(w *watch) {
 	delete(st.watches, w.id)
+	delete(st.of, w.w)
 	w.w.Close()
-	close(w.done)
 }
 
 func (st *watchStream) cancel(id int64) {
@@ -302,25 +324,37 @@ func (st *watchStream) send(r *pb.WatchResponse) {
 	}
 }
 
-// sendEvents sends r, split to the request limit where the client can put the
-// parts together. mu is held.
-func (st *watchStream) sendEvents(w *watch, r *pb.WatchResponse) {
-	limit := st.s.cfg.MaxRequestBytes + requestOverhead
-	if !w.fragment || len(r.Events) < 2 || proto.Size(r) < limit {
-		st.send(r)
+// sendEvents sends the events of b, split to the request limit where the client
+// can put the parts together. mu is held.
+func (st *watchStream) sendEvents(w *watch, b store.Batch) {
+	header := st.s.header(b.Revision)
+	if !w.fragment || len(b.Events) < 2 {
+		st.sendPart(header, w.id, b.Events, false)
 		return
 	}
-	for rest := r.Events; len(rest) > 0; {
+	limit := st.s.cfg.MaxRequestBytes + requestOverhead - eventOverhead
+	for rest := b.Events; len(rest) > 0; {
 		n, size := 0, 0
 		for n < len(rest) {
 			size += eventSize(rest[n])
-			if n > 0 && size >= limit-eventOverhead {
+			if n > 0 && size >= limit {
 				break
 			}
 			n++
 		}
-		st.send(&pb.WatchResponse{Header: r.Header, WatchId: r.WatchId, Events: rest[:n:n], Fragment: n < len(rest)})
+		st.sendPart(header, w.id, rest[:n:n], n < len(rest))
 		rest = rest[n:]
+	}
+}
+
+// sendPart sends one response with events. mu is held.
+func (st *watchStream) sendPart(header *pb.ResponseHeader, id int64, events []*mvccpb.Event, fragment bool) {
+	if !st.encoded {
+		st.send(&pb.WatchResponse{Header: header, WatchId: id, Events: events, Fragment: fragment})
+		return
+	}
+	if !st.broken && st.stream.SendMsg(st.s.events.response(header, id, events, fragment)) != nil {
+		st.broken = true
 	}
 }
 

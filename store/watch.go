@@ -48,6 +48,57 @@ type WatchOptions struct {
 	NoDelete bool
 	// PrevKV adds the key-value before the event where it is still retained.
 	PrevKV bool
+	// Ready, when set, gets the watcher each time that Watcher.Ready would
+	// have a value, which it then never has.
+	Ready *ReadyList
+}
+
+// ReadyList gathers those of its watchers that may have something new to tell,
+// so that one goroutine can wait for many. All methods may be called by anyone.
+type ReadyList struct {
+	wake chan struct{}
+
+	mu   sync.Mutex
+	list []*Watcher
+}
+
+// NewReadyList returns an empty list.
+func NewReadyList() *ReadyList { return &ReadyList{wake: make(chan struct{}, 1)} }
+
+// Wake has a value when the list is not empty. One value can stand for many
+// watchers, and now and then for none.
+func (l *ReadyList) Wake() <-chan struct{} { return l.wake }
+
+// Take empties the list and returns its watchers, each once, in the order in
+// which they became ready. It may keep spare, a slice that is of no more use to
+// the caller, for later.
+func (l *ReadyList) Take(spare []*Watcher) []*Watcher {
+	clear(spare[:cap(spare)])
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ws := l.list
+	for _, w := range ws {
+		w.listed = false
+	}
+	l.list = spare[:0]
+	return ws
+}
+
+func (l *ReadyList) add(w *Watcher) {
+	l.mu.Lock()
+	listed := w.listed
+	if !listed {
+		w.listed = true
+		l.list = append(l.list, w)
+	}
+	first := !listed && len(l.list) == 1
+	l.mu.Unlock()
+	if first {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Batch is what a watcher has to tell at one time.
@@ -71,6 +122,8 @@ type Watcher struct {
 	ready chan struct{}
 	min   int64 // events of earlier revisions are not for this watcher
 	slot  int   // place in its group of the index
+
+	listed bool // is in o.Ready; guarded by its mu
 
 	mu          sync.Mutex
 	first, last int64 // matching changes are within; first 0: there are none
@@ -176,6 +229,10 @@ func (w *Watcher) fail(err error) error {
 }
 
 func (w *Watcher) signal() {
+	if w.o.Ready != nil {
+		w.o.Ready.add(w)
+		return
+	}
 	select {
 	case w.ready <- struct{}{}:
 	default:

@@ -302,3 +302,52 @@ func TestReadersBesideApply(t *testing.T) {
 	default:
 	}
 }
+
+// One list serves many watchers: each is in it once however much happened, again when there is more than a batch, and when it
+// was closed.
+func TestReadyList(t *testing.T) {
+	s := New(Options{})
+	l := NewReadyList()
+	a := mustWatch(t, s, WatchOptions{Key: []byte("a"), Ready: l})
+	all := mustWatch(t, s, WatchOptions{Key: []byte("a"), RangeEnd: []byte{0}, Ready: l})
+	take := func() []*Watcher {
+		select {
+		case <-l.Wake():
+		default:
+		}
+		return l.Take(nil)
+	}
+	if got := take(); len(got) != 0 {
+		t.Fatalf("%d watchers are ready before anything happened", len(got))
+	}
+	mustApply(t, s, put("b", "1"))
+	mustApply(t, s, put("b", "2"))
+	mustApply(t, s, put("a", "3"))
+	select {
+	case <-l.Wake():
+	default:
+		t.Fatal("the list did not wake its reader")
+	}
+	if got := l.Take(nil); !slices.Equal(got, []*Watcher{all, a}) {
+		t.Fatalf("ready: %v, want %v", got, []*Watcher{all, a})
+	}
+	if isReady(a) {
+		t.Fatal("a watcher of a list is ready by itself")
+	}
+	if b := mustNext(t, all); len(b.Events) != 3 {
+		t.Fatalf("%d events", len(b.Events))
+	}
+	for i := range 2*maxBatchEvents + 1 {
+		mustApply(t, s, put(fmt.Sprint("c", i), "v"))
+	}
+	for n := 0; n < 2*maxBatchEvents+1; {
+		if got := take(); !slices.Equal(got, []*Watcher{all}) {
+			t.Fatalf("ready: %v, want the one that has more", got)
+		}
+		n += len(mustNext(t, all).Events)
+	}
+	a.Close()
+	if got := take(); !slices.Equal(got, []*Watcher{a}) {
+		t.Fatalf("ready: %v, want the closed one", got)
+	}
+}
