@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -186,12 +188,61 @@ func fillHistory(t *testing.T, c *clientv3.Client, seed uint64) {
 	if _, err := c.Revoke(ctx, leases[3]); err != nil {
 		t.Fatal(err)
 	}
+	for _, err := range []error{
+		second(c.RoleAdd(ctx, "root")), second(c.RoleAdd(ctx, "reader")),
+		second(c.RoleGrantPermission(ctx, "reader", "key/", "key0", clientv3.PermissionType(clientv3.PermRead))),
+		second(c.UserAdd(ctx, "root", "secret")), second(c.UserGrantRole(ctx, "root", "root")),
+		second(c.UserAdd(ctx, "anna", "word")), second(c.UserGrantRole(ctx, "anna", "reader")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := c.Put(ctx, "large", strings.Repeat("x", 1<<20)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// content is everything that a client can learn of the keyspace, as text.
+func second[T any](_ T, err error) error { return err }
+
+// checkUsers enables authentication and looks whether it is as fillHistory set it up.
+func checkUsers(t *testing.T, c *clientv3.Client) {
+	t.Helper()
+	ctx := testContext(t)
+	if _, err := c.AuthEnable(ctx); err != nil {
+		t.Fatal(err)
+	}
+	as := func(user, password string) (*clientv3.Client, error) {
+		u, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), Username: user, Password: password, DialTimeout: patience, Logger: zap.NewNop()})
+		if err == nil {
+			t.Cleanup(func() { u.Close() })
+		}
+		return u, err
+	}
+	anna, err := as("anna", "word")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := anna.Get(ctx, "key/", clientv3.WithPrefix()); err != nil {
+		t.Error(err)
+	}
+	if _, err := anna.Get(ctx, "large"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("a key without permission: %v", err)
+	}
+	if _, err := as("anna", "secret"); !errors.Is(err, rpctypes.ErrAuthFailed) {
+		t.Errorf("a wrong password: %v", err)
+	}
+	root, err := as("root", "secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := root.AuthDisable(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// content is everything that a client can learn of the keyspace, and of users and
+// roles, as text.
 func content(t *testing.T, c *clientv3.Client) string {
 	t.Helper()
 	ctx := testContext(t)
@@ -242,6 +293,26 @@ func content(t *testing.T, c *clientv3.Client) string {
 		}
 		fmt.Fprintf(&b, "lease %x %d %q\n", l.ID, ttl.GrantedTTL, ttl.Keys)
 	}
+	users, err := c.UserList(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range users.Users {
+		roles, err := c.UserGet(ctx, u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "user %s %q\n", u, roles.Roles)
+	}
+	reader, err := c.RoleGet(ctx, "reader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := c.AuthStatus(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&b, "reader %v, auth revision %d\n", reader.Perm, status.AuthRevision)
 	return b.String()
 }
 
@@ -286,6 +357,7 @@ func TestSnapshotIsServedByEtcd(t *testing.T) {
 	etcdutl(t, "snapshot", "restore", path, "--data-dir", dir, "--name", "m", "--initial-cluster", "m=http://127.0.0.1:1", "--initial-advertise-peer-urls", "http://127.0.0.1:1")
 	c, stop := realEtcd(t, dir)
 	sameContent(t, content(t, c), want)
+	checkUsers(t, c)
 	if _, err := c.Put(testContext(t), "after", "x"); err != nil {
 		t.Error(err)
 	}
@@ -331,7 +403,9 @@ func TestSnapshotOfEtcdIsServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameContent(t, content(t, serve(t, s).client), want)
+	g := serve(t, s)
+	sameContent(t, content(t, g.client), want)
+	checkUsers(t, g.client)
 	if !info.Verified || info.Revision != s.Revision() || info.CompactRevision != s.CompactRevision() || info.Leases != 3 || len(info.Origin.Members) != 1 || info.Origin.Members[0].Name != "m" {
 		t.Errorf("%+v", info)
 	}

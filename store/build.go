@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
@@ -35,6 +36,23 @@ func (b *Builder) Lease(l Lease) error {
 		return fmt.Errorf("lease %x with a TTL of %d s is out of place", uint64(l.ID), l.TTL)
 	}
 	b.l.st.leases.Set(l.ID, l)
+	return nil
+}
+
+// Auth sets users and roles, ordered by name, and takes them over. revision is
+// at least 1.
+func (b *Builder) Auth(enabled bool, revision uint64, users []*authpb.User, roles []*authpb.Role) error {
+	a := &Auth{enabled: enabled, revision: revision, roles: roles}
+	for _, u := range users {
+		if u.Options == nil {
+			u.Options = &authpb.UserAddOptions{}
+		}
+		a.users = append(a.users, a.withPermissions(u))
+	}
+	if !a.ordered() {
+		return errors.New("users and roles are not in order")
+	}
+	b.l.st.auth = a
 	return nil
 }
 
@@ -95,6 +113,7 @@ func (b *Builder) Build(rev int64) (s *Store, cleared int, err error) {
 	}
 	s = New(Options{})
 	s.cur = st
+	s.auth.Store(st.auth)
 	return s, len(orphans), nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/membershippb"
 
@@ -42,6 +43,15 @@ func sample(t testing.TB, n int) *store.Store {
 	apply(t, s, &pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: s.Revision()}})
 	apply(t, s, put("k000000", "again", -9))
 	apply(t, s, &pb.InternalRaftRequest{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("gone")}})
+	apply(t, s, &pb.InternalRaftRequest{AuthRoleAdd: &pb.AuthRoleAddRequest{Name: "root"}})
+	apply(t, s, &pb.InternalRaftRequest{AuthRoleAdd: &pb.AuthRoleAddRequest{Name: "reader"}})
+	apply(t, s, &pb.InternalRaftRequest{AuthRoleGrantPermission: &pb.AuthRoleGrantPermissionRequest{Name: "reader", Perm: &authpb.Permission{PermType: authpb.Permission_READ, Key: []byte("k"), RangeEnd: []byte("l")}}})
+	for _, u := range []string{"root", "anna"} {
+		apply(t, s, &pb.InternalRaftRequest{AuthUserAdd: &pb.AuthUserAddRequest{Name: u, HashedPassword: "aGFzaA==", Options: &authpb.UserAddOptions{}}})
+	}
+	apply(t, s, &pb.InternalRaftRequest{AuthUserGrantRole: &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"}})
+	apply(t, s, &pb.InternalRaftRequest{AuthUserGrantRole: &pb.AuthUserGrantRoleRequest{User: "anna", Role: "reader"}})
+	apply(t, s, &pb.InternalRaftRequest{AuthEnable: &pb.AuthEnableRequest{}})
 	apply(t, s, &pb.InternalRaftRequest{Alarm: &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE}})
 	apply(t, s, &pb.InternalRaftRequest{ClusterVersionSet: &membershippb.ClusterVersionSetRequest{Ver: "3.7.0"}})
 	return s

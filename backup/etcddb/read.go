@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +35,10 @@ type Info struct {
 	Keys            int64 `json:"keys"`            // that exist at Revision
 	Versions        int64 `json:"versions"`        // retained ones, tombstones too
 	Leases          int   `json:"leases"`
+	// Auth tells whether authentication is enabled.
+	Auth  bool `json:"auth"`
+	Users int  `json:"users"`
+	Roles int  `json:"roles"`
 	// LeasesMissing is how many keys were attached to a lease that is not in the
 	// file; they are read without one.
 	LeasesMissing int    `json:"leasesMissing,omitempty"`
@@ -191,6 +197,9 @@ func (d *reader) state() (*store.Store, error) {
 	if err := d.leases(b); err != nil {
 		return nil, err
 	}
+	if err := d.auth(b); err != nil {
+		return nil, err
+	}
 	if err := d.versions(b); err != nil {
 		return nil, err
 	}
@@ -225,6 +234,50 @@ func (d *reader) leases(b *store.Builder) error {
 		}
 		return nil
 	})
+}
+
+func (d *reader) auth(b *store.Builder) error {
+	enabled, revision := false, uint64(0)
+	err := d.in(bucketAuth, func(e entry) (err error) {
+		switch string(e.key) {
+		case keyAuthEnabled:
+			enabled = bytes.Equal(e.value, []byte{1})
+		case keyAuthRevision:
+			revision, err = d.number(e)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var users []*authpb.User
+	if err := d.in(bucketAuthUsers, func(e entry) error {
+		u := &authpb.User{}
+		if err := proto.Unmarshal(e.value, u); err != nil || !bytes.Equal(u.Name, e.key) {
+			return d.damaged(e.off, "the user %q does not decode", e.key)
+		}
+		slices.Sort(u.Roles)
+		users = append(users, u)
+		return nil
+	}); err != nil {
+		return err
+	}
+	var roles []*authpb.Role
+	if err := d.in(bucketAuthRoles, func(e entry) error {
+		r := &authpb.Role{}
+		if err := proto.Unmarshal(e.value, r); err != nil || !bytes.Equal(r.Name, e.key) {
+			return d.damaged(e.off, "the role %q does not decode", e.key)
+		}
+		roles = append(roles, r)
+		return nil
+	}); err != nil {
+		return err
+	}
+	d.info.Auth, d.info.Users, d.info.Roles = enabled, len(users), len(roles)
+	if err := b.Auth(enabled, max(revision, 1), users, roles); err != nil {
+		return d.damaged(d.buckets[bucketAuth].off, "%v", err)
+	}
+	return nil
 }
 
 func (d *reader) versions(b *store.Builder) error {

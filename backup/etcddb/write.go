@@ -46,6 +46,8 @@ const (
 	keyScheduledCompact = "scheduledCompactRev"
 	keyFinishedCompact  = "finishedCompactRev"
 	keyClusterVersion   = "clusterVersion"
+	keyAuthEnabled      = "authEnabled"
+	keyAuthRevision     = "authRevision"
 	keyOrigin           = "origin"
 )
 
@@ -147,6 +149,7 @@ func writeDB(path string, sn *store.Snapshot, o Origin, pageSize int) (size int6
 	for _, a := range sn.Alarms() {
 		w.put(bucketAlarm, w.marshal(&pb.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm}), nil)
 	}
+	w.auth(sn.Auth())
 	w.versions(sn)
 	w.commit()
 	if w.err != nil {
@@ -257,6 +260,21 @@ func (w *writer) origin(o Origin) {
 		w.put(bucketMembersRemoved, memberKey(id), []byte("removed"))
 	}
 	w.put(bucketTripod, []byte(keyOrigin), w.json(o))
+}
+
+func (w *writer) auth(a *store.Auth) {
+	enabled := byte(0)
+	if a.Enabled() {
+		enabled = 1
+	}
+	w.put(bucketAuth, []byte(keyAuthEnabled), []byte{enabled})
+	w.put(bucketAuth, []byte(keyAuthRevision), binary.BigEndian.AppendUint64(nil, a.Revision()))
+	for _, u := range a.Users() {
+		w.put(bucketAuthUsers, u.Name, w.marshal(u))
+	}
+	for _, r := range a.Roles() {
+		w.put(bucketAuthRoles, r.Name, w.marshal(r))
+	}
 }
 
 func (w *writer) versions(sn *store.Snapshot) {
