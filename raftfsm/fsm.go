@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -47,9 +48,12 @@ type fsm struct {
 	cluster uint64
 	members map[PeerID]Member
 	removed map[PeerID]struct{}
-	index   uint64 // last applied
-	term    uint64
-	waiters []indexWaiter
+	// Set by Restore alone and never changed: see replace.go.
+	replaced []uint64
+	expects  []Member
+	index    uint64 // last applied
+	term     uint64
+	waiters  []indexWaiter
 }
 
 type indexWaiter struct {
@@ -221,6 +225,12 @@ func (f *fsm) member(id PeerID) (Member, bool) {
 	defer f.mu.RUnlock()
 	m, ok := f.members[id]
 	return m, ok
+}
+
+func (f *fsm) removedList() []PeerID {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return slices.Sorted(maps.Keys(f.removed))
 }
 
 func (f *fsm) isRemoved(id PeerID) bool {

@@ -47,6 +47,9 @@ type identity struct {
 	// Boot numbers the runs of this peer: it grows with every start, so that
 	// records of an earlier run are told apart from those of this one.
 	Boot uint64 `json:"boot"`
+	// Left are the clusters that were replaced while this peer belonged to them. Those
+	// of their members that have not heard of it yet must not take it in again.
+	Left []uint64 `json:"left,omitempty"`
 }
 
 const identityFile = "peer.json"

@@ -362,7 +362,7 @@ func (n *Node) promoteHere(ctx context.Context, id PeerID) error {
 func (n *Node) removeHere(ctx context.Context, id PeerID) error {
 	s, ok := n.server(id)
 	_, known := n.fsm.member(id)
-	if !ok && !known {
+	if !ok && !known && !slices.ContainsFunc(n.fsm.expected(), func(m Member) bool { return m.ID == id }) {
 		if n.fsm.isRemoved(id) {
 			return nil
 		}

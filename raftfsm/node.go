@@ -24,6 +24,7 @@ type Node struct {
 	cfg  Config
 	id   PeerID
 	boot uint64
+	left []uint64 // see identity
 	log  *slog.Logger
 
 	began time.Time
@@ -54,6 +55,8 @@ type Node struct {
 	changing chan struct{} // held during a membership change at the leader
 	removed  atomic.Bool
 	voted    atomic.Bool // this peer was seen to be a voter, which it stays
+	// replacedOnce: it is on disk that this peer's cluster was replaced.
+	replacedOnce atomic.Bool
 
 	closers []func() error // in order of opening
 	snapped snapState
@@ -109,6 +112,7 @@ func (n *Node) start() {
 	n.wg.Go(n.snapshots)
 	n.wg.Go(n.announce)
 	n.wg.Go(n.promoteWaiting)
+	n.wg.Go(n.seekExpected)
 }
 
 // admit decides on an incoming connection of a peer whose certificate was checked.
@@ -262,7 +266,7 @@ func tryElsewhere(err error) bool {
 }
 
 // Errors of this package that keep their identity across the peer RPC.
-var namedErrors = []error{ErrNameTaken, ErrNotMember, ErrLagging, ErrQuorum, ErrRemoved, ErrNotStarted, ErrUnhealthy, ErrAddressTaken, ErrNotLearner, ErrTooManyLearners}
+var namedErrors = []error{ErrNameTaken, ErrNotMember, ErrLagging, ErrQuorum, ErrRemoved, ErrNotStarted, ErrUnhealthy, ErrAddressTaken, ErrNotLearner, ErrTooManyLearners, ErrReplaced}
 
 // codeNamed+i is namedErrors[i].
 const codeNamed rpcCode = 64

@@ -56,6 +56,9 @@ func (n *Node) open() error {
 	if err := n.lock(files); err != nil {
 		return err
 	}
+	if err := finishReplace(files, cfg.Dir); err != nil {
+		return diskHint(err)
+	}
 	id, err := readIdentity(cfg.Dir)
 	if err != nil {
 		return err
@@ -72,7 +75,7 @@ func (n *Node) open() error {
 	if err := writeIdentity(files, cfg.Dir, id); err != nil {
 		return diskHint(err)
 	}
-	n.id, n.boot = id.ID, id.Boot
+	n.id, n.boot, n.left = id.ID, id.Boot, id.Left
 	n.fsm = newFSM(cfg.Store, n.id, n.boot)
 
 	// The port comes before the log: a second daemon must not get to touch the files.
@@ -146,7 +149,7 @@ func (n *Node) listen() error {
 	}
 	n.streams = &streams{
 		self: n.id, tls: n.cfg.TLS, faults: n.cfg.faults, log: n.log, ln: ln, advertise: n.cfg.AdvertisePeer,
-		cluster: n.fsm.clusterID, admit: n.admit, removed: n.wasRemoved, rpc: n.serve, roster: n.serveRoster,
+		cluster: n.fsm.clusterID, left: n.left, admit: n.admit, removed: n.wasRemoved, replaced: n.wasReplaced, rpc: n.serve, roster: n.serveRoster,
 	}
 	n.streams.prepare()
 	return nil

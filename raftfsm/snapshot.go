@@ -29,6 +29,9 @@ type snapshotHeader struct {
 	Members  []Member `json:"members"`
 	Removed  []PeerID `json:"removed"`
 	Sessions []byte   `json:"sessions"`
+	// See replace.go.
+	Replaced []uint64 `json:"replaced,omitempty"`
+	Expected []Member `json:"expected,omitempty"`
 }
 
 // snapshot is a raft.FSMSnapshot: taking it is O(1) in the size of the store; writing it
@@ -44,6 +47,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	f.mu.RLock()
 	h.Cluster, h.Index, h.Term = f.cluster, f.index, f.term
 	h.Removed = slices.Sorted(maps.Keys(f.removed))
+	h.Replaced, h.Expected = f.replaced, f.expects
 	f.mu.RUnlock()
 	b, err := json.Marshal(h)
 	if err != nil {
@@ -104,6 +108,7 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 	for _, id := range h.Removed {
 		f.removed[id] = struct{}{}
 	}
+	f.replaced, f.expects = h.Replaced, h.Expected
 	f.mu.Unlock()
 	f.advance(h.Index, h.Term)
 	f.lease(store.LeaseChange{Kind: store.LeasesReset})

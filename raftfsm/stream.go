@@ -2,6 +2,7 @@ package raftfsm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -54,10 +55,14 @@ type streams struct {
 	advertise string
 	// cluster is the cluster's ID as far as known, 0 before.
 	cluster func() uint64
+	// left are clusters that this peer must not be taken into again.
+	left []uint64
 	// admit says whether a peer may connect.
 	admit func(PeerID) byte
 	// removed is told when another peer says that this one was removed.
 	removed func()
+	// replaced is told when another peer says that its cluster has replaced this one's.
+	replaced func(by uint64, from PeerID) error
 
 	raft chan net.Conn
 	rpc  func(net.Conn, PeerID)
@@ -134,7 +139,7 @@ func (s *streams) serve(raw net.Conn) {
 	server = server.Clone()
 	server.ClientAuth = tls.RequireAndVerifyClientCert
 	server.MinVersion = tls.VersionTLS13
-	server.NextProtos = []string{protoRaft, protoRPC, protoRoster}
+	server.NextProtos = []string{protoRaft, protoRPC, protoRoster, protoReplaced}
 	server.SessionTicketsDisabled = true // a resumed session would outlive its certificate
 	c := tls.Server(raw, server)
 	c.SetDeadline(time.Now().Add(handshakeTimeout))
@@ -142,8 +147,12 @@ func (s *streams) serve(raw net.Conn) {
 		fail(err)
 		return
 	}
-	if c.ConnectionState().NegotiatedProtocol == protoRoster {
+	switch c.ConnectionState().NegotiatedProtocol {
+	case protoRoster:
 		s.roster(s.wrap(c, 0, untrack))
+		return
+	case protoReplaced:
+		fail(cmp.Or(s.answerReplaced(c), io.EOF))
 		return
 	}
 	from, err := s.answerHello(c)
@@ -167,25 +176,43 @@ func (s *streams) serve(raw net.Conn) {
 	}
 }
 
-func (s *streams) answerHello(c *tls.Conn) (PeerID, error) {
+// readHello reads who the other side is, which its certificate must confirm, and whom
+// it means to reach.
+func readHello(c *tls.Conn) (cluster uint64, from, to PeerID, err error) {
 	var b [helloSize]byte
 	if _, err := io.ReadFull(c, b[:]); err != nil {
-		return 0, fmt.Errorf("read the hello: %w", err)
+		return 0, 0, 0, fmt.Errorf("read the hello: %w", err)
 	}
 	if !bytes.Equal(b[:len(helloMagic)], []byte(helloMagic)) {
-		return 0, errors.New("the other side does not speak this version of the peer protocol")
+		return 0, 0, 0, errors.New("the other side does not speak this version of the peer protocol")
 	}
 	n := b[len(helloMagic):]
-	cluster, from, to := binary.BigEndian.Uint64(n), PeerID(binary.BigEndian.Uint64(n[8:])), PeerID(binary.BigEndian.Uint64(n[16:]))
+	cluster, from, to = binary.BigEndian.Uint64(n), PeerID(binary.BigEndian.Uint64(n[8:])), PeerID(binary.BigEndian.Uint64(n[16:]))
 	if names := c.ConnectionState().PeerCertificates[0].DNSNames; !slices.Contains(names, from.String()) {
-		return 0, fmt.Errorf("the other side says that it is peer %v, but its certificate is for %q", from, names)
+		return 0, 0, 0, fmt.Errorf("the other side says that it is peer %v, but its certificate is for %q", from, names)
+	}
+	return cluster, from, to, nil
+}
+
+// hello is what readHello reads.
+func (s *streams) hello(to PeerID) []byte {
+	b := append(make([]byte, 0, helloSize), helloMagic...)
+	b = binary.BigEndian.AppendUint64(b, s.cluster())
+	b = binary.BigEndian.AppendUint64(b, uint64(s.self))
+	return binary.BigEndian.AppendUint64(b, uint64(to))
+}
+
+func (s *streams) answerHello(c *tls.Conn) (PeerID, error) {
+	cluster, from, to, err := readHello(c)
+	if err != nil {
+		return 0, err
 	}
 	code := helloOK
 	own := s.cluster()
 	switch {
 	case to != s.self:
 		code = helloWrongPeer
-	case cluster != 0 && own != 0 && cluster != own:
+	case cluster != 0 && own != 0 && cluster != own, slices.Contains(s.left, cluster):
 		code = helloWrongCluster
 	default:
 		code = s.admit(from)
@@ -215,52 +242,16 @@ func helloError(code byte) error {
 
 // dial connects to peer at addr for one of the protocols.
 func (s *streams) dial(ctx context.Context, peer PeerID, addr, proto string) (net.Conn, error) {
-	if s.faults.dial != nil {
-		if err := s.faults.dial(peer); err != nil {
-			return nil, err
-		}
-	}
-	_, client, err := s.tls()
+	c, untrack, err := s.connect(ctx, peer, addr, proto)
 	if err != nil {
-		return nil, fmt.Errorf("load the peer certificate: %w", err)
-	}
-	client = client.Clone()
-	client.ServerName = peer.String()
-	client.MinVersion = tls.VersionTLS13
-	client.NextProtos = []string{proto}
-	client.InsecureSkipVerify = false
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
-	defer cancel()
-	// Without SO_KEEPALIVE probes a power cut of the other side would go unseen by an idle connection.
-	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}}
-	raw, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("connect to peer %v: %w", peer, err)
-	}
-	untrack, ok := s.track(raw)
-	if !ok {
-		raw.Close()
-		return nil, net.ErrClosed
+		return nil, err
 	}
 	fail := func(err error) (net.Conn, error) {
 		untrack()
-		raw.Close()
+		c.Close()
 		return nil, fmt.Errorf("connect to peer %v at %s: %w", peer, addr, err)
 	}
-	c := tls.Client(raw, client)
-	if err := c.HandshakeContext(ctx); err != nil {
-		return fail(err)
-	}
-	if got := c.ConnectionState().NegotiatedProtocol; got != proto {
-		return fail(fmt.Errorf("it speaks %q, not %q", got, proto))
-	}
-	deadline, _ := ctx.Deadline()
-	c.SetDeadline(deadline)
-	b := append(make([]byte, 0, helloSize), helloMagic...)
-	b = binary.BigEndian.AppendUint64(b, s.cluster())
-	b = binary.BigEndian.AppendUint64(b, uint64(s.self))
-	b = binary.BigEndian.AppendUint64(b, uint64(peer))
-	if _, err := c.Write(b); err != nil {
+	if _, err := c.Write(s.hello(peer)); err != nil {
 		return fail(err)
 	}
 	var code [1]byte
@@ -275,6 +266,50 @@ func (s *streams) dial(ctx context.Context, peer PeerID, addr, proto string) (ne
 	}
 	c.SetDeadline(time.Time{})
 	return s.wrap(c, peer, untrack), nil
+}
+
+// connect makes a TLS connection, with a deadline by which the hellos are to be done.
+func (s *streams) connect(ctx context.Context, peer PeerID, addr, proto string) (c *tls.Conn, untrack func(), err error) {
+	if s.faults.dial != nil {
+		if err := s.faults.dial(peer); err != nil {
+			return nil, nil, err
+		}
+	}
+	_, client, err := s.tls()
+	if err != nil {
+		return nil, nil, fmt.Errorf("load the peer certificate: %w", err)
+	}
+	client = client.Clone()
+	client.ServerName = peer.String()
+	client.MinVersion = tls.VersionTLS13
+	client.NextProtos = []string{proto}
+	client.InsecureSkipVerify = false
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	// Without SO_KEEPALIVE probes a power cut of the other side would go unseen by an idle connection.
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}}
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect to peer %v: %w", peer, err)
+	}
+	untrack, ok := s.track(raw)
+	if !ok {
+		raw.Close()
+		return nil, nil, net.ErrClosed
+	}
+	c = tls.Client(raw, client)
+	err = c.HandshakeContext(ctx)
+	if got := c.ConnectionState().NegotiatedProtocol; err == nil && got != proto {
+		err = fmt.Errorf("it speaks %q, not %q", got, proto)
+	}
+	if err != nil {
+		untrack()
+		raw.Close()
+		return nil, nil, fmt.Errorf("connect to peer %v at %s: %w", peer, addr, err)
+	}
+	deadline, _ := ctx.Deadline()
+	c.SetDeadline(deadline)
+	return c, untrack, nil
 }
 
 func (s *streams) wrap(c net.Conn, peer PeerID, untrack func()) net.Conn {
