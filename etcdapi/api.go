@@ -33,6 +33,13 @@ const (
 	// look for one; they end after three looks in vain.
 	DefaultLeaderCheckInterval = time.Second
 
+	// DefaultMaxResponseBytes is how large an answer may become: what gRPC can
+	// carry in one message.
+	DefaultMaxResponseBytes = math.MaxInt32
+	// MaxApplyLag is how many log entries the store may be behind the log before
+	// requests are refused with ErrGRPCRequestTooManyRequests; etcd's.
+	MaxApplyLag = 5000
+
 	// requestOverhead is what a message may be larger than the request in it.
 	requestOverhead = 512 << 10
 )
@@ -96,6 +103,7 @@ type Config struct {
 	// The limits; 0 is the default of the name.
 	MaxRequestBytes     int
 	MaxTxnOps           int
+	MaxResponseBytes    int
 	ProgressInterval    time.Duration
 	RequestTimeout      time.Duration
 	LeaderCheckInterval time.Duration
@@ -140,6 +148,7 @@ type Server struct {
 func New(cfg Config) *Server {
 	def(&cfg.MaxRequestBytes, DefaultMaxRequestBytes)
 	def(&cfg.MaxTxnOps, DefaultMaxTxnOps)
+	def(&cfg.MaxResponseBytes, DefaultMaxResponseBytes)
 	def(&cfg.ProgressInterval, DefaultProgressInterval)
 	def(&cfg.RequestTimeout, DefaultRequestTimeout)
 	def(&cfg.LeaderCheckInterval, DefaultLeaderCheckInterval)

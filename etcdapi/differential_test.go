@@ -1,10 +1,13 @@
 package etcdapi
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"math/rand/v2"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,13 +109,46 @@ func (h *history) rangeRequest() *pb.RangeRequest {
 	r.SortOrder = pb.RangeRequest_SortOrder(h.IntN(3))
 	// Ties come in no order from etcd: these targets have none.
 	r.SortTarget = []pb.RangeRequest_SortTarget{pb.RangeRequest_KEY, pb.RangeRequest_KEY, pb.RangeRequest_MOD}[h.IntN(3)]
-	if h.one(6) {
-		r.MinModRevision = h.Int64N(h.rev + 1)
-	}
-	if h.one(6) {
-		r.MaxCreateRevision = h.Int64N(h.rev + 1)
+	for _, bound := range []*int64{&r.MinModRevision, &r.MaxModRevision, &r.MinCreateRevision, &r.MaxCreateRevision} {
+		if h.one(6) {
+			*bound = h.Int64N(h.rev + 1)
+		}
 	}
 	return r
+}
+
+// tied is a read whose answer has ties; compare it by key.
+func (h *history) tied() *pb.RangeRequest {
+	r := h.rangeRequest()
+	r.Limit = 0
+	r.SortTarget = []pb.RangeRequest_SortTarget{pb.RangeRequest_VERSION, pb.RangeRequest_CREATE, pb.RangeRequest_VALUE}[h.IntN(3)]
+	return r
+}
+
+// stream is a read in parts, put together.
+func (h *history) stream() (proto.Message, send) {
+	r := h.rangeRequest()
+	if !h.one(10) {
+		r.SortOrder, r.SortTarget = pb.RangeRequest_NONE, pb.RangeRequest_KEY
+		r.MinModRevision, r.MaxModRevision, r.MinCreateRevision, r.MaxCreateRevision = 0, 0, 0, 0
+	}
+	return r, func(ctx context.Context, c *grpc.ClientConn) (proto.Message, error) {
+		s, err := pb.NewKVClient(c).RangeStream(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		whole := &pb.RangeResponse{}
+		for {
+			part, err := s.Recv()
+			if err == io.EOF {
+				return whole, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			proto.Merge(whole, part.RangeResponse)
+		}
+	}
 }
 
 func (h *history) put() *pb.PutRequest {
@@ -178,8 +214,8 @@ func (h *history) txn(depth int) *pb.TxnRequest {
 	return r
 }
 
-// call is a request that can be sent to any server.
-func (h *history) call() (what proto.Message, send func(context.Context, *grpc.ClientConn) (proto.Message, error)) {
+// call is a request of any kind.
+func (h *history) call() (proto.Message, send) {
 	wrap := func(m proto.Message, err error) (proto.Message, error) {
 		if err != nil {
 			return nil, err
@@ -202,6 +238,15 @@ func (h *history) call() (what proto.Message, send func(context.Context, *grpc.C
 		r := h.txn(2)
 		return r, func(ctx context.Context, c *grpc.ClientConn) (proto.Message, error) {
 			return wrap(pb.NewKVClient(c).Txn(ctx, r))
+		}
+	case k < 12:
+		return h.stream()
+	case k < 13:
+		r := h.tied()
+		return r, func(ctx context.Context, c *grpc.ClientConn) (proto.Message, error) {
+			m, err := pb.NewKVClient(c).Range(ctx, r)
+			slices.SortFunc(m.GetKvs(), func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.Key, b.Key) })
+			return wrap(m, err)
 		}
 	case k < 15:
 		r := h.rangeRequest()

@@ -62,6 +62,9 @@ func (s *Server) wait(ctx context.Context, f func(ctx context.Context) error) er
 // propose replicates r, in the name of the caller of ctx, and returns its
 // response, whose header needs filling.
 func (s *Server) propose(ctx context.Context, r *pb.InternalRaftRequest) (proto.Message, error) {
+	if c := s.cfg.Cluster; c.Index() > c.AppliedIndex()+MaxApplyLag {
+		return nil, rpctypes.ErrGRPCRequestTooManyRequests
+	}
 	if r.Authenticate == nil {
 		who, err := s.caller(ctx)
 		if err != nil {

@@ -30,6 +30,9 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	if err != nil {
 		return nil, err
 	}
+	if !k.s.fits(rangeSize(resp)) {
+		return nil, errLargeRead
+	}
 	resp.Header = k.s.fill(resp.Header)
 	return resp, nil
 }
@@ -105,6 +108,9 @@ func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 		return nil, err
 	}
 	resp := m.(*pb.DeleteRangeResponse)
+	if !k.s.fits(size{}.add(resp.PrevKvs)) {
+		return nil, errLargeAnswer
+	}
 	resp.Header = k.s.fill(resp.Header)
 	return resp, nil
 }
@@ -128,12 +134,18 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 		if err != nil {
 			return nil, rpcError(err)
 		}
+		if !k.s.fits(txnSize(resp)) {
+			return nil, errLargeRead
+		}
 	} else {
 		m, err := k.s.propose(ctx, &pb.InternalRaftRequest{Txn: r})
 		if err != nil {
 			return nil, err
 		}
 		resp = m.(*pb.TxnResponse)
+		if !k.s.fits(txnSize(resp)) {
+			return nil, errLargeAnswer
+		}
 	}
 	resp.Header = k.s.fill(resp.Header)
 	return resp, nil

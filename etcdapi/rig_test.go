@@ -28,6 +28,7 @@ type fakeCluster struct {
 	leader  atomic.Uint64
 	learner atomic.Bool
 	index   atomic.Uint64
+	behind  atomic.Uint64 // entries committed and not applied
 }
 
 func (f *fakeCluster) ClusterID() uint64    { return 77 }
@@ -35,7 +36,7 @@ func (f *fakeCluster) Self() uint64         { return 8 }
 func (f *fakeCluster) Learner() bool        { return f.learner.Load() }
 func (f *fakeCluster) Leader() uint64       { return f.leader.Load() }
 func (f *fakeCluster) Term() uint64         { return 3 }
-func (f *fakeCluster) Index() uint64        { return f.index.Load() }
+func (f *fakeCluster) Index() uint64        { return f.index.Load() + f.behind.Load() }
 func (f *fakeCluster) AppliedIndex() uint64 { return f.index.Load() }
 func (f *fakeCluster) DBSize() int64        { return 0 }
 func (f *fakeCluster) Members() []Member {

@@ -327,6 +327,10 @@ func (st *watchStream) send(r *pb.WatchResponse) {
 // sendEvents sends the events of b, split to the request limit where the client
 // can put the parts together. mu is held.
 func (st *watchStream) sendEvents(w *watch, b store.Batch) {
+	if !w.fragment && !st.s.fits(eventsSize(b.Events)) {
+		st.end(w, errLargeEvents)
+		return
+	}
 	header := st.s.header(b.Revision)
 	if !w.fragment || len(b.Events) < 2 {
 		st.sendPart(header, w.id, b.Events, false)

@@ -10,8 +10,12 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// maxBatchEvents ends a batch at the first revision that reaches it.
-const maxBatchEvents = 1000
+// A batch ends with the first revision that reaches one of these, so that a
+// watcher that is far behind takes little memory.
+const (
+	maxBatchEvents = 1000
+	maxBatchBytes  = 4 << 20 // of keys and values
+)
 
 // ErrWatcherClosed is returned by Next after Close.
 var ErrWatcherClosed = errors.New("watcher is closed")
@@ -183,15 +187,17 @@ func (w *Watcher) Next() (Batch, error) {
 	if first < st.compactRev {
 		return Batch{}, w.fail(&CompactedError{CompactRevision: st.compactRev})
 	}
-	more := false
+	more, size := false, 0
 	for i := st.log.seek(first); i < st.log.n; i++ {
 		kv := st.log.at(i)
-		if len(b.Events) >= maxBatchEvents && kv.ModRevision != st.log.at(i-1).ModRevision {
+		if (len(b.Events) >= maxBatchEvents || size >= maxBatchBytes) && kv.ModRevision != st.log.at(i-1).ModRevision {
 			b.Revision, more = st.log.at(i-1).ModRevision, true
 			break
 		}
 		if w.wants(kv) {
-			b.Events = append(b.Events, st.event(kv, w.o.PrevKV))
+			ev := st.event(kv, w.o.PrevKV)
+			b.Events = append(b.Events, ev)
+			size += len(kv.Key) + len(kv.Value) + len(ev.PrevKv.GetValue())
 		}
 	}
 	w.mu.Lock()

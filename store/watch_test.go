@@ -136,6 +136,27 @@ func TestBatchesKeepRevisionsWhole(t *testing.T) {
 	}
 }
 
+// Neither does a watcher that is far behind hold much at a time.
+func TestBatchesAreBoundedInBytes(t *testing.T) {
+	s := New(Options{})
+	w := mustWatch(t, s, WatchOptions{Key: []byte("k"), PrevKV: true})
+	const n, each = 40, 1 << 20
+	for range n {
+		mustApply(t, s, put("k", strings.Repeat("x", each)))
+	}
+	total := 0
+	for isReady(w) {
+		b := mustNext(t, w)
+		if len(b.Events) > maxBatchBytes/each {
+			t.Fatalf("a batch of %d events of 1 MiB, with as much before", len(b.Events))
+		}
+		total += len(b.Events)
+	}
+	if total != n {
+		t.Errorf("%d events, want %d", total, n)
+	}
+}
+
 // A delete at the very revision of the compaction is still seen.
 func TestWatchFromTheCompactRevision(t *testing.T) {
 	s := New(Options{})
