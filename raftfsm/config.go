@@ -68,6 +68,11 @@ type Config struct {
 	// has no earlier deadline.
 	RequestTimeout time.Duration
 
+	// LeaseCheckpointInterval is how often the leader records what is left of leases that run longer than
+	// that, so that a change of leadership does not start their time anew. 0, the default and etcd's, is
+	// never; etcd's interval where it is on is 5 minutes. A record can make a renewal wait for the log.
+	LeaseCheckpointInterval time.Duration
+
 	// A snapshot is taken when SnapshotEntries (default 20000) entries or SnapshotBytes
 	// (default 64 MiB, and at least the size of the last snapshot) of log were written since the last one; checked every
 	// SnapshotInterval (default 5 s). About TrailingBytes (default 32 MiB) of log stay behind it

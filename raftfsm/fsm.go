@@ -137,6 +137,10 @@ func (f *fsm) record(r *record, l *raft.Log) (store.Result, bool) {
 				f.lease(store.LeaseChange{Kind: store.LeaseGranted, Lease: store.Lease{ID: req.LeaseGrant.ID, TTL: max(req.LeaseGrant.TTL, store.MinLeaseTTL)}})
 			case req.LeaseRevoke != nil:
 				f.lease(store.LeaseChange{Kind: store.LeaseRevoked, Lease: store.Lease{ID: req.LeaseRevoke.ID}})
+			case req.LeaseCheckpoint != nil:
+				for _, c := range req.LeaseCheckpoint.Checkpoints {
+					f.lease(store.LeaseChange{Kind: store.LeaseCheckpointed, Lease: store.Lease{ID: c.ID, Remaining: c.Remaining_TTL}})
+				}
 			}
 		}
 		return res, true

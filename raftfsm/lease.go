@@ -29,7 +29,7 @@ const (
 )
 
 // lessor holds the timers of the leases. Only the leader has any; a new one starts them all with their
-// full TTL, since it cannot know when they were renewed.
+// full TTL, since it cannot know when they were renewed, or with what was left at the last checkpoint.
 type lessor struct {
 	n    *Node
 	wake chan struct{}
@@ -38,6 +38,10 @@ type lessor struct {
 	term   uint64 // in which this peer leads, 0 if it does not
 	leases map[int64]*timedLease
 	queue  leaseQueue
+
+	// recording is held by a checkpoint from the moment it looks at the leases until it is applied, and
+	// shared by renewals that take one back, so that they come after it.
+	recording sync.RWMutex
 }
 
 type timedLease struct {
@@ -46,6 +50,9 @@ type timedLease struct {
 	expiry  time.Time
 	slot    int // in queue
 	revoked bool
+	// recorded is what was left at the last checkpoint, or at one that is under way, in seconds; 0 when
+	// there was none since the lease was granted or renewed.
+	recorded int64
 }
 
 type leaseQueue []*timedLease
@@ -90,14 +97,18 @@ func (l *lessor) load() {
 	}
 	now := l.n.cfg.faults.clock()
 	for _, g := range l.n.cfg.Store.Leases() {
-		l.add(g.ID, g.TTL, now)
+		l.add(g, now)
 	}
 	l.kick()
 }
 
-func (l *lessor) add(id, ttl int64, now time.Time) {
-	t := &timedLease{id: id, ttl: ttl, expiry: now.Add(leaseDuration(ttl))}
-	l.leases[id] = t
+func (l *lessor) add(g store.Lease, now time.Time) {
+	left := g.TTL
+	if g.Remaining > 0 {
+		left = g.Remaining
+	}
+	t := &timedLease{id: g.ID, ttl: g.TTL, recorded: g.Remaining, expiry: now.Add(leaseDuration(left))}
+	l.leases[g.ID] = t
 	heap.Push(&l.queue, t)
 }
 
@@ -123,8 +134,12 @@ func (l *lessor) changed(c store.LeaseChange) {
 	switch c.Kind {
 	case store.LeaseGranted:
 		if l.leases[c.Lease.ID] == nil {
-			l.add(c.Lease.ID, c.Lease.TTL, l.n.cfg.faults.clock())
+			l.add(c.Lease, l.n.cfg.faults.clock())
 			l.kick()
+		}
+	case store.LeaseCheckpointed:
+		if t := l.leases[c.Lease.ID]; t != nil {
+			t.recorded = c.Lease.Remaining
 		}
 	case store.LeaseRevoked:
 		if t := l.leases[c.Lease.ID]; t != nil {
@@ -203,19 +218,37 @@ func (l *lessor) expire(id int64, term uint64) {
 	}
 }
 
-func (l *lessor) renew(id int64) (int64, error) {
+// renew starts a lease's time anew. A checkpoint is taken back first: if it cannot be, the next leader would
+// end the lease too early.
+func (l *lessor) renew(ctx context.Context, id int64) (int64, error) {
+	for {
+		ttl, recorded, err := l.restart(id)
+		if err != nil || !recorded {
+			return ttl, err
+		}
+		if err := l.unrecord(ctx, id); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// restart starts a lease's time anew, unless there is a checkpoint of it.
+func (l *lessor) restart(id int64) (ttl int64, recorded bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.leases[id]
 	if l.term == 0 {
-		return 0, errNotReady
+		return 0, false, errNotReady
 	}
 	if t == nil || t.revoked {
-		return 0, rpctypes.ErrGRPCLeaseNotFound
+		return 0, false, rpctypes.ErrGRPCLeaseNotFound
+	}
+	if t.recorded > 0 {
+		return 0, true, nil
 	}
 	t.expiry = l.n.cfg.faults.clock().Add(leaseDuration(t.ttl))
 	heap.Fix(&l.queue, t.slot)
-	return t.ttl, nil
+	return t.ttl, false, nil
 }
 
 func (l *lessor) remaining(id int64) (granted, left int64, err error) {
@@ -316,7 +349,7 @@ func (n *Node) leaseHere(ctx context.Context, op byte, id int64) (granted, left 
 		return 0, 0, ctx.Err()
 	}
 	if op == leaseKeepAlive {
-		ttl, err := n.leases.renew(id)
+		ttl, err := n.leases.renew(ctx, id)
 		return ttl, ttl, err
 	}
 	return n.leases.remaining(id)

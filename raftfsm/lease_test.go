@@ -100,7 +100,7 @@ func TestNewLeaderExtendsLeases(t *testing.T) {
 		t.Fatalf("%d s are left of 1000 at the new leader, %v", rest, err)
 	}
 	l2 := c.followers()[0]
-	if _, err := l2.leases.renew(g.ID); !errors.Is(err, errNotReady) {
+	if _, err := l2.leases.renew(c.ctx(), g.ID); !errors.Is(err, errNotReady) {
 		t.Fatalf("a peer that does not lead renews: %v", err)
 	}
 }
@@ -151,11 +151,56 @@ func TestLessorFollowsTheStore(t *testing.T) {
 		}
 	}
 	l.changed(store.LeaseChange{Kind: store.LeaseRevoked, Lease: store.Lease{ID: 2}})
-	if _, err := l.renew(2); !errors.Is(err, rpctypes.ErrGRPCLeaseNotFound) {
+	if _, err := l.renew(t.Context(), 2); !errors.Is(err, rpctypes.ErrGRPCLeaseNotFound) {
 		t.Error(err)
 	}
 	l.lead(0)
 	if len(l.leases) != 0 || l.queue.Len() != 0 {
 		t.Error("a peer that does not lead keeps timers")
+	}
+}
+
+// With checkpoints a new leader knows about how much of a lease is left; a renewal gives all of it back.
+func TestLeaseCheckpoints(t *testing.T) {
+	c := newCluster(t, 3, func(cfg *Config) { cfg.LeaseCheckpointInterval = 20 * time.Millisecond })
+	c.sameState()
+	l := c.leader()
+	g, err := l.Grant(c.ctx(), 7, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	age := func(p *peer) { // as if half of the time had passed
+		p.leases.mu.Lock()
+		p.leases.leases[g.ID].expiry = time.Now().Add(500 * time.Second)
+		p.leases.mu.Unlock()
+	}
+	recorded := func() bool {
+		for _, p := range c.peers {
+			if lease, ok := p.store.Lease(g.ID); !ok || lease.Remaining == 0 || lease.Remaining > 500 {
+				return false
+			}
+		}
+		return true
+	}
+	age(l)
+	c.until("every peer knows what is left", recorded)
+	if err := l.TransferLeadership(c.ctx(), 0); err != nil {
+		t.Fatal(err)
+	}
+	c.until("another leads", func() bool { return c.leader() != l })
+	next := c.leader()
+	_, rest, err := next.TimeToLive(c.ctx(), g.ID)
+	if err != nil || rest > 500 || rest < 400 {
+		t.Fatalf("%d s are left at the new leader, want about 500, %v", rest, err)
+	}
+	c.until("every peer knows what is left", recorded)
+	if ttl, err := l.KeepAlive(c.ctx(), g.ID); err != nil || ttl != 1000 {
+		t.Fatalf("keepalive: %d, %v", ttl, err)
+	}
+	if _, rest, err := next.TimeToLive(c.ctx(), g.ID); err != nil || rest < 900 {
+		t.Fatalf("%d s are left after the renewal, %v", rest, err)
+	}
+	if lease, _ := next.store.Lease(g.ID); lease.Remaining != 0 && lease.Remaining < 900 {
+		t.Fatalf("the renewal left the checkpoint of %d s", lease.Remaining)
 	}
 }

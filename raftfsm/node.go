@@ -109,6 +109,7 @@ func (n *Node) start() {
 	n.wg.Go(n.prop.run)
 	n.wg.Go(n.reads.run)
 	n.wg.Go(n.leases.run)
+	n.wg.Go(n.leases.checkpoints)
 	n.wg.Go(n.snapshots)
 	n.wg.Go(n.announce)
 	n.wg.Go(n.promoteWaiting)

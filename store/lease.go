@@ -142,11 +142,18 @@ func (s *Store) applyLeaseRevoke(r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeRespo
 
 func (s *Store) applyLeaseCheckpoint(r *pb.LeaseCheckpointRequest) (*pb.LeaseCheckpointResponse, error) {
 	st := s.cur
+	// One that was revoked meanwhile must not keep the others from theirs.
+	known := r.Checkpoints[:0:0]
 	for _, c := range r.Checkpoints {
-		l, ok := st.leases.Get(c.ID)
-		if !ok {
-			return nil, rpctypes.ErrGRPCLeaseNotFound
+		if _, ok := st.leases.Get(c.ID); ok {
+			known = append(known, c)
 		}
+	}
+	if len(known) == 0 {
+		return nil, rpctypes.ErrGRPCLeaseNotFound
+	}
+	for _, c := range known {
+		l, _ := st.leases.Get(c.ID)
 		l.Remaining = c.Remaining_TTL
 		st.leases.Set(l.ID, l)
 		s.leaseChanged(LeaseCheckpointed, l)
