@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
+	"github.com/tripod-cluster/tripod/controllers/statefulset"
 	"github.com/tripod-cluster/tripod/controllers/tainteviction"
 	"github.com/tripod-cluster/tripod/controllers/tokencleaner"
 )
@@ -49,6 +50,7 @@ var registrations = []registration{
 	{name: "replicaset", component: "replicaset-controller", build: plain(replicaset.New)},
 	{name: "deployment", component: "deployment-controller", build: plain(deployment.New)},
 	{name: "daemonset", component: "daemonset-controller", build: plain(daemonset.New)},
+	{name: "statefulset", component: "statefulset-controller", build: plain(statefulset.New)},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
 	{

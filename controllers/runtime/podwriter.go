@@ -23,7 +23,8 @@ type PodWriter struct {
 }
 
 // Create creates the pods, all for the owner with the queue key, by SlowStart. A
-// namespace that is ending is no error. It returns how many were created.
+// namespace that is ending is no error; a name of the caller's choice that is
+// taken is one that is Silent. It returns how many were created.
 func (w PodWriter) Create(ctx context.Context, key string, owner apiruntime.Object, pods []*corev1.Pod) (int, error) {
 	if len(pods) == 0 {
 		return 0, nil
@@ -40,6 +41,8 @@ func (w PodWriter) Create(ctx context.Context, key string, owner apiruntime.Obje
 		case NamespaceEnding(err):
 			w.InFlight.CreationObserved(key)
 			return nil
+		case apierrors.IsAlreadyExists(err) && pod.GenerateName == "":
+			return Silent(err) // the cache will show it
 		default:
 			w.Events.Eventf(owner, corev1.EventTypeWarning, "FailedCreate", "Error creating: %v", err)
 		}
