@@ -8,6 +8,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
 	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
+	"github.com/tripod-cluster/tripod/controllers/job"
 	"github.com/tripod-cluster/tripod/controllers/namespace"
 	"github.com/tripod-cluster/tripod/controllers/nodeipam"
 	"github.com/tripod-cluster/tripod/controllers/nodelifecycle"
@@ -51,6 +52,7 @@ var registrations = []registration{
 	{name: "deployment", component: "deployment-controller", build: plain(deployment.New)},
 	{name: "daemonset", component: "daemonset-controller", build: plain(daemonset.New)},
 	{name: "statefulset", component: "statefulset-controller", build: plain(statefulset.New)},
+	{name: "job", component: "job-controller", build: plain(job.New)},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
 	{

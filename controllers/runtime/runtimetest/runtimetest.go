@@ -70,8 +70,14 @@ func New(t *testing.T, objects ...apiruntime.Object) *Cluster {
 			return false, nil, nil
 		})
 	}
-	c.Informers = informers.NewSharedInformerFactory(c.Clientset, 0)
+	c.Informers = c.NewInformers()
 	return c
+}
+
+// NewInformers makes a factory with empty caches, for a controller that takes
+// over from another: a factory cannot be started twice.
+func (c *Cluster) NewInformers() informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactory(c.Clientset, 0)
 }
 
 // revise gives an update what it may not change, and a new version. An update of
