@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"sync"
 	"time"
 
@@ -211,32 +212,32 @@ func (st *watchStream) pump() {
 		for _, sw := range ws {
 			st.mu.Lock()
 			if w := st.of[sw]; w != nil {
-				st.sendNext(w)
+				st.sendNext(w, math.MaxInt64)
 			}
 			st.mu.Unlock()
 		}
 	}
 }
 
-// drain sends what w has to tell now and returns how far it has come; false
-// when the watch has ended. mu is held.
-func (st *watchStream) drain(w *watch) (revision int64, ok bool) {
+// drain sends what w has to tell now, up to a revision, and returns how far it
+// has come; false when the watch has ended. mu is held.
+func (st *watchStream) drain(w *watch, until int64) (revision int64, ok bool) {
 	for {
-		revision, more, ok := st.sendNext(w)
+		revision, more, ok := st.sendNext(w, until)
 		if !more {
 			return revision, ok
 		}
 	}
 }
 
-// sendNext sends one batch of w, if there is one, and returns how far w has
+// sendNext sends one batch of w, if there is one, of events up to a revision, and returns how far w has
 // come and whether there may be more; not ok when the watch has ended. mu is
 // held.
-func (st *watchStream) sendNext(w *watch) (revision int64, more, ok bool) {
+func (st *watchStream) sendNext(w *watch, until int64) (revision int64, more, ok bool) {
 	if st.broken || st.watches[w.id] != w {
 		return 0, false, false
 	}
-	b, err := w.w.Next()
+	b, err := w.w.NextUntil(until)
 	if err != nil {
 		st.end(w, err)
 		return 0, false, false
@@ -285,13 +286,15 @@ func (st *watchStream) cancel(id int64) {
 func (st *watchStream) progressAll() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	// No watch is drained further than that: a write that comes meanwhile would
+	// else be sent to one before a progress that is behind it.
 	revision := st.revision()
 	any := false
 	for _, w := range st.watches {
 		if w.start > revision {
 			return
 		}
-		if _, ok := st.drain(w); ok {
+		if _, ok := st.drain(w, revision); ok {
 			any = true
 		}
 	}
@@ -309,7 +312,7 @@ func (st *watchStream) tick() {
 			continue
 		}
 		if w.quiet {
-			if revision, ok := st.drain(w); ok && revision >= w.start {
+			if revision, ok := st.drain(w, math.MaxInt64); ok && revision >= w.start {
 				st.send(&pb.WatchResponse{Header: st.s.header(revision), WatchId: w.id})
 			}
 		}

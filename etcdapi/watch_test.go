@@ -183,6 +183,47 @@ func TestProgressRequestFollowsTheEvents(t *testing.T) {
 	}
 }
 
+// Writes that come while a progress request is answered are told after it, to all of the
+// stream's watches: etcd's client takes a progress for one of each watch.
+func TestProgressIsNotBehindTheEvents(t *testing.T) {
+	g := newRig(t, nil)
+	ctx := testContext(t)
+	r := g.raw(t, ctx)
+	const watches, requests = 100, 50
+	for range watches {
+		r.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Microsecond):
+				g.flaky.Proposer.Propose(ctx, &pb.InternalRaftRequest{Put: &pb.PutRequest{Key: []byte("a")}})
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	last := int64(0)
+	for range requests {
+		r.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}})
+		for {
+			m := r.recv()
+			for _, ev := range m.Events {
+				last = max(last, ev.Kv.ModRevision)
+			}
+			if len(m.Events) == 0 {
+				if m.Header.Revision < last {
+					t.Fatalf("progress to %d after an event of %d", m.Header.Revision, last)
+				}
+				break
+			}
+		}
+	}
+}
+
 func TestNoProgressBeforeAFutureRevision(t *testing.T) {
 	g := newRig(t, nil)
 	ctx := testContext(t)

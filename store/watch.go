@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -172,7 +173,11 @@ func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 // one. Ready fires again when there is more than fits one batch. Errors are
 // final: *CompactedError, ErrRevisionWentBack, ErrWatcherClosed. One caller
 // at a time.
-func (w *Watcher) Next() (Batch, error) {
+func (w *Watcher) Next() (Batch, error) { return w.NextUntil(math.MaxInt64) }
+
+// NextUntil is Next for what happened up to a revision: no event in the batch
+// is later, and neither is its Revision.
+func (w *Watcher) NextUntil(revision int64) (Batch, error) {
 	st := w.s.view()
 	w.mu.Lock()
 	first, err := w.first, w.err
@@ -180,8 +185,8 @@ func (w *Watcher) Next() (Batch, error) {
 	if err != nil {
 		return Batch{}, err
 	}
-	b := Batch{Revision: st.rev}
-	if first == 0 || first > st.rev {
+	b := Batch{Revision: min(st.rev, revision)}
+	if first == 0 || first > b.Revision {
 		return b, nil
 	}
 	if first < st.compactRev {
@@ -190,6 +195,10 @@ func (w *Watcher) Next() (Batch, error) {
 	more, size := false, 0
 	for i := st.log.seek(first); i < st.log.n; i++ {
 		kv := st.log.at(i)
+		if kv.ModRevision > revision {
+			more = true
+			break
+		}
 		if (len(b.Events) >= maxBatchEvents || size >= maxBatchBytes) && kv.ModRevision != st.log.at(i-1).ModRevision {
 			b.Revision, more = st.log.at(i-1).ModRevision, true
 			break

@@ -136,6 +136,37 @@ func TestBatchesKeepRevisionsWhole(t *testing.T) {
 	}
 }
 
+// What is later than asked for stays for the next time.
+func TestNextUntil(t *testing.T) {
+	s := New(Options{})
+	w := mustWatch(t, s, WatchOptions{Key: []byte("k")})
+	for i := range 4 { // revisions 2 to 5
+		mustApply(t, s, put("k", fmt.Sprint(i)))
+	}
+	for _, c := range []struct{ until, from, to, revision int64 }{
+		{until: 3, from: 2, to: 3, revision: 3},
+		{until: 3, revision: 3},
+		{until: 4, from: 4, to: 4, revision: 4},
+		{until: 9, from: 5, to: 5, revision: 5},
+		{until: 9, revision: 5},
+	} {
+		b, err := w.NextUntil(c.until)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var from, to int64
+		if n := len(b.Events); n > 0 {
+			from, to = b.Events[0].Kv.ModRevision, b.Events[n-1].Kv.ModRevision
+		}
+		if from != c.from || to != c.to || b.Revision != c.revision {
+			t.Errorf("until %d: events of %d to %d, drained to %d, want %+v", c.until, from, to, b.Revision, c)
+		}
+		if c.to != 0 && c.to < 5 && !isReady(w) {
+			t.Errorf("until %d: nothing tells of the rest", c.until)
+		}
+	}
+}
+
 // Neither does a watcher that is far behind hold much at a time.
 func TestBatchesAreBoundedInBytes(t *testing.T) {
 	s := New(Options{})
