@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sort"
 
@@ -29,6 +30,13 @@ type modelChange struct {
 
 func newModel() *model {
 	return &model{rev: 1, compactRev: -1, leases: map[int64]int64{}}
+}
+
+// clone returns a model that goes its own way.
+func (m *model) clone() *model {
+	c := *m
+	c.history, c.leases = slices.Clone(m.history), maps.Clone(m.leases)
+	return &c
 }
 
 // at returns what is live at revision rev.
