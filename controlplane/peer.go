@@ -16,8 +16,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/kubernetes"
@@ -46,6 +44,7 @@ type Peer struct {
 	store   *store.Store
 	fatal   func(error)
 
+	metrics     prometheus.Gatherer // of the node
 	termMetrics termMetrics
 
 	mu      sync.Mutex
@@ -239,6 +238,7 @@ func (p *Peer) open() error {
 		return fmt.Errorf("identity: %w", err)
 	}
 	reg := prometheus.NewRegistry()
+	p.metrics = reg
 	// The API server's /metrics shows them, and what runs in a term of leadership.
 	legacyregistry.RawMustRegister(reg, &p.termMetrics)
 	p.store = store.New(store.Options{})
@@ -296,12 +296,12 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 	return nil
 }
 
-// serveEtcd serves etcd's API with client certificates on the port, and without
+// serveEtcd serves etcd's API, over gRPC and HTTP, with client certificates on the port, and without
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
 	cluster := members.New(p.node, p.store, members.Options{Rules: raftfsm.Rules{Strict: true}, AddRefused: errJoin})
 	srv := etcdapi.New(etcdapi.Config{
-		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota,
+		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota, Metrics: p.metrics,
 		// The operator's certificate on every peer is root's.
 		ClientCertAuth: true,
 	})
@@ -319,17 +319,18 @@ func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) 
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, fmt.Errorf("restrict the etcd socket: %w", err)
 	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		c, _, err := mutual(p.pki.EtcdServer(), p.pki.EtcdCACert()) // read anew: it may have been renewed
-		if err == nil {
-			c.NextProtos = []string{"h2"}
-		}
 		return c, err
 	}}
-	secure, plain := srv.NewGRPCServer(grpc.Creds(credentials.NewTLS(conf))), srv.TrustedGRPCServer()
-	part("etcd API", func(context.Context) error { return secure.Serve(port) })
+	front, err := srv.NewFront(nil)
+	if err != nil {
+		return nil, fmt.Errorf("serve etcd's API: %w", err)
+	}
+	plain := srv.TrustedGRPCServer()
+	part("etcd API", func(context.Context) error { return front.Serve(port, conf) })
 	part("etcd socket", func(context.Context) error { return plain.Serve(local) })
-	return func() { srv.Close(); secure.Stop(); plain.Stop() }, nil
+	return func() { srv.Close(); front.Stop(); plain.Stop() }, nil
 }
 
 // runAPI serves Kubernetes' API as soon as the store answers.

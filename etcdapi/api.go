@@ -7,7 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb"
 	"golang.org/x/crypto/bcrypt"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -118,6 +121,8 @@ type Config struct {
 	// QuotaBytes is what Status reports as quota; store.WithQuota enforces
 	// it. 0 is none.
 	QuotaBytes int64
+	// Metrics are served at /metrics beside the Server's own; nil is none.
+	Metrics prometheus.Gatherer
 	// SnapshotDir is where a snapshot that a client asked for is written before it
 	// is sent; it takes as much space there for that time. Empty is os.TempDir.
 	SnapshotDir string
@@ -129,12 +134,13 @@ type Config struct {
 // Server implements etcd's gRPC services. Its methods may be called at any
 // time, by anyone.
 type Server struct {
-	cfg    Config
-	log    *slog.Logger
-	health *health.Server
-	tokens tokenService
-	events *eventCache
-	led    leaderWatch
+	cfg     Config
+	log     *slog.Logger
+	health  *health.Server
+	tokens  tokenService
+	events  *eventCache
+	metrics *metrics
+	led     leaderWatch
 	// saving is held while a snapshot is written.
 	saving chan struct{}
 	stop   chan struct{}
@@ -159,6 +165,7 @@ func New(cfg Config) *Server {
 		cfg.Logger = slog.Default()
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), saving: make(chan struct{}, 1), events: newEventCache()}
+	s.metrics = newServerMetrics(s)
 	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
 	if cfg.Tokens == nil {
 		cfg.Tokens = newSimpleTokens(0)
@@ -184,6 +191,8 @@ func (s *Server) Register(g *grpc.Server) {
 	pb.RegisterClusterServer(g, &clusterServer{s: s})
 	pb.RegisterMaintenanceServer(g, &maintenanceServer{s: s})
 	pb.RegisterAuthServer(g, &authServer{s: s})
+	v3lockpb.RegisterLockServer(g, &lockServer{s: s})
+	v3electionpb.RegisterElectionServer(g, &electionServer{s: s})
 	healthpb.RegisterHealthServer(g, s.health)
 }
 
@@ -198,8 +207,8 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(math.MaxUint32),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Hour, Timeout: 20 * time.Second}),
-		grpc.ChainUnaryInterceptor(s.unaryLeader, s.unaryAuth),
-		grpc.ChainStreamInterceptor(s.streamLeader, s.streamAuth),
+		grpc.ChainUnaryInterceptor(s.metrics.rpc.UnaryServerInterceptor(), s.unaryLeader, s.unaryAuth),
+		grpc.ChainStreamInterceptor(s.metrics.rpc.StreamServerInterceptor(), s.streamLeader, s.streamAuth),
 	}
 }
 

@@ -181,3 +181,19 @@ func (g *rig) fill(t testing.TB, n int) {
 		}
 	}
 }
+
+// eventually waits for what something else makes true.
+func eventually(t testing.TB, ok func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatal("gave up waiting")
+		}
+	}
+}

@@ -37,7 +37,10 @@ type Front struct {
 	http  *http.Server
 	rpcs  *handover
 	pages *handover
-	log   *slog.Logger
+	// gateway calls the gRPC server from within.
+	gateway *grpc.ClientConn
+	metrics *metrics
+	log     *slog.Logger
 
 	mu        sync.Mutex
 	listeners map[net.Listener]struct{}
@@ -45,31 +48,43 @@ type Front struct {
 	wg        sync.WaitGroup
 }
 
-// NewFront returns a Front with all services and with pages over HTTP, which are
-// Handler's when nil. The options are for the gRPC server; credentials are not
+// NewFront returns a Front with all services, the JSON form of them under /v3/,
+// and with pages over HTTP for the rest, which are Handler's when nil. The options are for the gRPC server; credentials are not
 // among them, as Serve takes those.
-func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) *Front {
-	f := &Front{rpcs: newHandover(), pages: newHandover(), log: s.log, listeners: map[net.Listener]struct{}{}}
+func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) (*Front, error) {
+	f := &Front{rpcs: newHandover(), pages: newHandover(), metrics: s.metrics, log: s.log, listeners: map[net.Listener]struct{}{}}
 	f.grpc = s.NewGRPCServer(append([]grpc.ServerOption{
 		grpc.Creds(greeted{}), grpc.ChainUnaryInterceptor(s.unaryLearner), grpc.ChainStreamInterceptor(s.streamLearner),
 	}, more...)...)
 	if pages == nil {
 		pages = s.Handler()
 	}
+	gateway, conn, err := newGateway(func() net.Conn {
+		ours, theirs := net.Pipe()
+		go f.rpcs.give(theirs)
+		return ours
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.gateway = conn
+	mux := http.NewServeMux()
+	mux.Handle(gatewayPrefix, gateway)
+	mux.Handle("/", pages)
 	f.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 				f.grpc.ServeHTTP(w, r)
 				return
 			}
-			pages.ServeHTTP(w, r)
+			mux.ServeHTTP(w, r)
 		}),
 		ReadHeaderTimeout: greetTimeout,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	f.wg.Go(func() { f.grpc.Serve(f.rpcs) })
 	f.wg.Go(func() { f.http.Serve(f.pages) })
-	return f
+	return f, nil
 }
 
 // Serve accepts connections from l until Stop or until l is closed, and closes
@@ -129,6 +144,7 @@ func (f *Front) Stop() {
 		l.Close()
 	}
 	f.mu.Unlock()
+	f.gateway.Close()
 	f.rpcs.Close()
 	f.pages.Close()
 	f.http.Close()
@@ -138,6 +154,7 @@ func (f *Front) Stop() {
 
 // greet finds out what a client speaks and hands its connection over.
 func (f *Front) greet(c net.Conn, secure *frontTLS) {
+	c = counted{Conn: c, m: f.metrics}
 	c.SetDeadline(time.Now().Add(greetTimeout))
 	to := f.pages
 	if secure != nil {

@@ -37,6 +37,7 @@ type fsm struct {
 	lease     func(store.LeaseChange)  // a lease was granted or revoked
 	restored  func(*session)           // the state was replaced; own session, may be nil
 	committed func(index, term uint64) // a batch of entries was applied
+	applying  func() (done func())     // a batch is applied until done is called
 	durable   func(index uint64) error // waits until the own disk has an entry; see ahead.go
 	fatal     func(error)
 	stop      <-chan struct{}
@@ -63,7 +64,7 @@ type indexWaiter struct {
 
 func newFSM(s *store.Store, self PeerID, boot uint64) *fsm {
 	return &fsm{store: s, self: self, boot: boot, sessions: sessions{}, members: map[PeerID]Member{}, removed: map[PeerID]struct{}{}, ready: make(chan struct{}),
-		durable: func(uint64) error { return nil }}
+		durable: func(uint64) error { return nil }, applying: func() func() { return func() {} }}
 }
 
 // Apply applies one entry; see ApplyBatch.
@@ -76,6 +77,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	if f.durable(logs[len(logs)-1].Index) != nil {
 		return make([]any, len(logs)) // stopping: what is not on disk here is applied nowhere
 	}
+	defer f.applying()()
 	var own []outcome
 	for _, l := range logs {
 		if l.Type != raft.LogCommand {

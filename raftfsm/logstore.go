@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -259,6 +260,8 @@ type logStore struct {
 	raft.LogStore
 	disk  *diskWatch
 	fatal func(error)
+	// appended is told how long each append to the disk took.
+	appended func(time.Duration)
 
 	// written counts bytes of entries since the last call of resetWritten.
 	written atomic.Int64
@@ -289,7 +292,7 @@ type logStore struct {
 }
 
 func newLogStore(on raft.LogStore, disk *diskWatch, fatal func(error)) *logStore {
-	s := &logStore{LogStore: on, disk: disk, fatal: fatal, leading: func() bool { return false }}
+	s := &logStore{LogStore: on, disk: disk, fatal: fatal, leading: func() bool { return false }, appended: func(time.Duration) {}}
 	s.moved.L = &s.mu
 	return s
 }
@@ -352,7 +355,9 @@ func (s *logStore) StoreLogs(es []*raft.Log) error {
 // append writes es to the disk.
 func (s *logStore) append(es []*raft.Log) error {
 	end := s.disk.begin("append to the raft log")
+	began := time.Now()
 	err := s.LogStore.StoreLogs(es)
+	s.appended(time.Since(began))
 	end()
 	s.noSpace.Store(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT))
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
 type metrics struct {
@@ -16,6 +17,13 @@ type metrics struct {
 	unknown       prometheus.Counter
 	leaderChanges prometheus.Counter
 	leasesExpired prometheus.Counter
+
+	// Under etcd's names, for its dashboards.
+	fsync     prometheus.Histogram
+	apply     prometheus.Histogram
+	roundTrip *prometheus.HistogramVec
+	sent      *prometheus.CounterVec
+	received  *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -35,7 +43,27 @@ func newMetrics() *metrics {
 		unknown:       count("proposals_unknown_total", "Proposals that ended with an unknown outcome."),
 		leaderChanges: count("leader_changes_total", "Changes of the leader seen."),
 		leasesExpired: count("leases_expired_total", "Leases that this peer, as leader, let expire."),
+
+		fsync: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "etcd", Subsystem: "disk", Name: "wal_fsync_duration_seconds",
+			Help: "Time to append to the raft log, its fsync included.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+		apply: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "etcd", Subsystem: "disk", Name: "backend_commit_duration_seconds",
+			Help: "Time to apply a batch of committed entries; the store has no backend on disk of its own.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+		roundTrip: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "etcd", Subsystem: "network", Name: "peer_round_trip_time_seconds",
+			Help: "Time of a heartbeat to a peer and back.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}, []string{"To"}),
+		sent: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "etcd", Subsystem: "network", Name: "peer_sent_bytes_total",
+			Help: "Bytes sent to a peer."}, []string{"To"}),
+		received: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "etcd", Subsystem: "network", Name: "peer_received_bytes_total",
+			Help: "Bytes received from a peer."}, []string{"From"}),
 	}
+}
+
+// valueOf reads a counter.
+func valueOf(c prometheus.Counter) float64 {
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		return 0
+	}
+	return m.GetCounter().GetValue()
 }
 
 // register tells reg of everything; Close takes it back.
@@ -54,6 +82,10 @@ func (m *metrics) register(n *Node, reg prometheus.Registerer) error {
 	}
 	for _, c := range []prometheus.Collector{
 		m.propose, m.readIndex, m.batch, m.snapshot, m.retried, m.unknown, m.leaderChanges, m.leasesExpired,
+		m.fsync, m.apply, m.roundTrip, m.sent, m.received,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "etcd_server_proposals_pending", Help: "Proposals that wait for their apply."}, func() float64 { return float64(n.prop.pendingCount()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "etcd_server_proposals_failed_total", Help: "Proposals that ended with an unknown outcome."}, func() float64 { return valueOf(m.unknown) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "etcd_server_leader_changes_seen_total", Help: "Changes of the leader seen."}, func() float64 { return valueOf(m.leaderChanges) }),
 		gauge("is_leader", "1 while this peer leads.", func() float64 { return bit(n.IsLeader()) }),
 		gauge("has_leader", "1 while this peer knows a leader.", func() float64 { return bit(n.lead.current().id != 0) }),
 		gauge("term", "The raft term.", func() float64 { return float64(n.raft.CurrentTerm()) }),

@@ -97,6 +97,10 @@ func (n *Node) wire() {
 	n.fsm.lease = n.leases.changed
 	n.fsm.restored = n.prop.restored
 	n.fsm.committed = n.nudge.committed
+	n.fsm.applying = func() func() {
+		began := time.Now()
+		return func() { n.metrics.apply.Observe(time.Since(began).Seconds()) }
+	}
 	n.fsm.durable = func(index uint64) error { return n.logs.durable(index) } // the log is opened later
 	n.fsm.fatal = n.fatal
 	n.fsm.stop = n.stop

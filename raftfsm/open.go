@@ -78,6 +78,7 @@ func (n *Node) open() error {
 	n.id, n.boot, n.left = id.ID, id.Boot, id.Left
 	n.fsm = newFSM(cfg.Store, n.id, n.boot)
 
+	n.metrics = newMetrics()
 	// The port comes before the log: a second daemon must not get to touch the files.
 	if err := n.listen(); err != nil {
 		return err
@@ -88,7 +89,6 @@ func (n *Node) open() error {
 	n.confirms = &confirmer{n: n}
 	n.nudge = &nudger{n: n, busy: map[PeerID]bool{}}
 	n.rpc = &rpcPeers{dial: n.dialRPC}
-	n.metrics = newMetrics()
 	n.wire()
 	stable, err := n.openFiles(files)
 	if err != nil {
@@ -149,7 +149,7 @@ func (n *Node) listen() error {
 	}
 	n.streams = &streams{
 		self: n.id, tls: n.cfg.TLS, faults: n.cfg.faults, log: n.log, ln: ln, advertise: n.cfg.AdvertisePeer,
-		cluster: n.fsm.clusterID, left: n.left, admit: n.admit, removed: n.wasRemoved, replaced: n.wasReplaced, rpc: n.serve, roster: n.serveRoster,
+		cluster: n.fsm.clusterID, left: n.left, admit: n.admit, removed: n.wasRemoved, replaced: n.wasReplaced, rpc: n.serve, roster: n.serveRoster, metrics: n.metrics,
 	}
 	n.streams.prepare()
 	return nil
@@ -198,6 +198,7 @@ func (n *Node) openFiles(files fileSystem) (raft.StableStore, error) {
 		logs = n.cfg.faults.logs(logs)
 	}
 	n.logs = newLogStore(logs, n.disk, n.fatal)
+	n.logs.appended = func(took time.Duration) { n.metrics.fsync.Observe(took.Seconds()) }
 	if err := n.checkLog(snap); err != nil {
 		return nil, err
 	}
@@ -285,6 +286,7 @@ func (n *Node) startRaft(logs raft.LogStore, stable raft.StableStore) error {
 		Timeout: max(rpcTimeout, 2*cfg.ElectionTimeout), Logger: newHLog(n.log, "raft-net"),
 	})
 	n.trans = newTransport(nt, n.disk)
+	n.trans.roundTrip = n.metrics.roundTrip
 	n.trans.role = func() (uint64, raft.RaftState) { return 0, raft.Shutdown } // until raft exists
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(n.id.String())

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // What a connection to the peer port is for, by its TLS application protocol.
@@ -67,7 +69,8 @@ type streams struct {
 	raft chan net.Conn
 	rpc  func(net.Conn, PeerID)
 	// roster answers who is no member yet.
-	roster func(net.Conn)
+	roster  func(net.Conn)
+	metrics *metrics
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -316,13 +319,34 @@ func (s *streams) wrap(c net.Conn, peer PeerID, untrack func()) net.Conn {
 	if s.faults.conn != nil {
 		c = s.faults.conn(c, peer)
 	}
-	return &trackedConn{Conn: c, untrack: sync.OnceFunc(untrack)}
+	t := &trackedConn{Conn: c, untrack: sync.OnceFunc(untrack)}
+	if s.metrics != nil {
+		t.sent, t.received = s.metrics.sent.WithLabelValues(peer.String()), s.metrics.received.WithLabelValues(peer.String())
+	}
+	return t
 }
 
-// trackedConn leaves the set of open connections when it is closed.
+// trackedConn leaves the set of open connections when it is closed. Its bytes are counted, where there are counters.
 type trackedConn struct {
 	net.Conn
-	untrack func()
+	untrack        func()
+	sent, received prometheus.Counter
+}
+
+func (c *trackedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.received != nil {
+		c.received.Add(float64(n))
+	}
+	return n, err
+}
+
+func (c *trackedConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if c.sent != nil {
+		c.sent.Add(float64(n))
+	}
+	return n, err
 }
 
 func (c *trackedConn) Close() error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 const (
@@ -51,8 +52,10 @@ type transport struct {
 
 	mu      sync.Mutex
 	contact map[raft.ServerID]time.Time // last successful AppendEntries, as leader
-	since   map[raft.ServerID]time.Time // begin of the contact that was not broken for contactGap until then
-	told    map[raft.ServerID]commitTold
+	// roundTrip, when set, gets the time of each heartbeat that was answered.
+	roundTrip *prometheus.HistogramVec
+	since     map[raft.ServerID]time.Time // begin of the contact that was not broken for contactGap until then
+	told      map[raft.ServerID]commitTold
 }
 
 // commitTold is the newest commit index that was sent to a follower, and the term in which it was.
@@ -125,7 +128,11 @@ func (t *transport) AppendEntries(id raft.ServerID, addr raft.ServerAddress, a *
 	}
 	trim(a)
 	a.LeaderCommitIndex = t.commitCap(a.LeaderCommitIndex)
+	began := time.Now()
 	err := t.NetworkTransport.AppendEntries(id, addr, a, resp)
+	if err == nil && len(a.Entries) == 0 && t.roundTrip != nil {
+		t.roundTrip.WithLabelValues(string(id)).Observe(time.Since(began).Seconds())
+	}
 	if err == nil {
 		t.touched(id)
 		if resp.Success {

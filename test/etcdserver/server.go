@@ -15,10 +15,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/api/v3/version"
 	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/tripod-cluster/tripod/controlplane/members"
 	"github.com/tripod-cluster/tripod/etcdapi"
@@ -33,7 +35,8 @@ const defaultQuota = 2 << 30
 func run(ctx context.Context, o *options, log *slog.Logger) error {
 	fatal := make(chan error, 1)
 	s := store.New(store.Options{})
-	node, err := openNode(ctx, o, s, log, func(err error) { fatal <- err })
+	reg := prometheus.NewRegistry()
+	node, err := openNode(ctx, o, s, reg, log, func(err error) { fatal <- err })
 	if err != nil {
 		return err
 	}
@@ -54,10 +57,13 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	api := etcdapi.New(etcdapi.Config{
 		Store: s, Proposer: store.WithQuota(node, s, quota, uint64(node.ID())), Leaser: node, Cluster: cluster, Members: cluster, Logger: log,
 		MaxRequestBytes: int(o.maxRequestBytes), MaxTxnOps: int(o.maxTxnOps), ProgressInterval: progress, QuotaBytes: quota,
-		Tokens: tokens, BcryptCost: int(o.bcryptCost), ClientCertAuth: o.clientCertAuth,
+		Metrics: reg, Tokens: tokens, BcryptCost: int(o.bcryptCost), ClientCertAuth: o.clientCertAuth,
 	})
 	pages := handler(o, api)
-	front := api.NewFront(pages)
+	front, err := api.NewFront(pages, grpc.MaxConcurrentStreams(uint32(o.maxStreams)))
+	if err != nil {
+		return err
+	}
 	defer front.Stop()
 	defer api.Close()
 
@@ -87,7 +93,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	}
 }
 
-func openNode(ctx context.Context, o *options, s *store.Store, log *slog.Logger, fatal func(error)) (*raftfsm.Node, error) {
+func openNode(ctx context.Context, o *options, s *store.Store, reg prometheus.Registerer, log *slog.Logger, fatal func(error)) (*raftfsm.Node, error) {
 	dir := filepath.Join(o.dataDir, "member")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
@@ -116,7 +122,7 @@ func openNode(ctx context.Context, o *options, s *store.Store, log *slog.Logger,
 	}
 	return raftfsm.Open(raftfsm.Config{
 		Dir: dir, ID: id, Name: o.name, Store: s, ListenPeer: listen, AdvertisePeer: advertise, PeerURLs: strings.Split(o.advertisePeer, ","), TLS: peers,
-		ClientURLs: strings.Split(o.advertiseClient, ","), Version: version.Version, Logger: log, OnFatal: fatal,
+		ClientURLs: strings.Split(o.advertiseClient, ","), Version: version.Version, Logger: log, Registerer: reg, OnFatal: fatal,
 		HeartbeatTimeout: time.Duration(o.election) * time.Millisecond,
 		SnapshotEntries:  o.snapshotCount,
 	})
