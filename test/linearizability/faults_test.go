@@ -3,6 +3,7 @@ package linearizability
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -50,13 +51,15 @@ func (m *member) faultFile(c *cluster) string {
 }
 
 // fault is one kind of fault. inject breaks something, waits, and has healed it when it
-// returns. An error means that the test could not do its part, not that the cluster broke
-// its word.
+// returns. errNotInjected means that too much else was broken for it; another error, that
+// the test could not do its part, not that the cluster broke its word.
 type fault struct {
 	name   string
 	weight int
 	inject func(ctx context.Context, c *cluster, r *rand.Rand) error
 }
+
+var errNotInjected = errors.New("not injected")
 
 // between is a random time.
 func between(r *rand.Rand, lo, hi time.Duration) time.Duration {
@@ -177,11 +180,11 @@ var faults = []fault{
 	{"move leader", 3, func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		m, _ := c.leader(ctx)
 		if m == nil {
-			return nil
+			return fmt.Errorf("%w: nobody leads", errNotInjected)
 		}
 		st, err := c.status(ctx, c.slots[(m.slot+1+r.IntN(members-1))%members])
 		if err != nil {
-			return nil
+			return fmt.Errorf("%w: %w", errNotInjected, err)
 		}
 		cl, err := c.dial(m)
 		if err != nil {
@@ -191,7 +194,7 @@ var faults = []fault{
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		if _, err := cl.MoveLeader(ctx, st.Header.MemberId); err != nil {
-			c.lg.Info("the leader did not move", zap.Error(err)) // it may not lead any more
+			return fmt.Errorf("%w: %w", errNotInjected, err) // it may not lead any more
 		}
 		return nil
 	}},
@@ -318,8 +321,7 @@ func (c *cluster) replace(ctx context.Context, m *member) error {
 		return nil
 	})
 	if !gone {
-		c.lg.Info("a member was not removed", zap.String("member", m.name()), zap.Error(err))
-		return nil // too much else is broken
+		return fmt.Errorf("%w: remove member %s: %w", errNotInjected, m.name(), err)
 	}
 	m.proc.kill()
 	m.gen++
@@ -377,11 +379,9 @@ func (c *cluster) passingLearner(ctx context.Context) error {
 	once, cancel := context.WithTimeout(limited, 5*time.Second)
 	_, err = cl.MemberAddAsLearner(once, []string{url})
 	cancel()
-	if err != nil {
-		c.lg.Info("a learner was not added, or not surely", zap.Error(err))
-	}
+	added := err
 	hold(ctx, 300*time.Millisecond)
-	return poll(limited, func(ctx context.Context) error {
+	err = poll(limited, func(ctx context.Context) error {
 		l, err := cl.MemberList(ctx)
 		if err != nil {
 			return err
@@ -395,4 +395,8 @@ func (c *cluster) passingLearner(ctx context.Context) error {
 		}
 		return nil
 	})
+	if err == nil && added != nil {
+		return fmt.Errorf("%w, or not surely: %w", errNotInjected, added)
+	}
+	return err
 }

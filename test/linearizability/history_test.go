@@ -68,6 +68,7 @@ type verdict struct {
 	requests                   int // in the log
 	snapshots                  int // that a member got in place of the log
 	faults                     map[string]int
+	notInjected                int // faults for which too much else was broken
 	// violation is a broken guarantee; undecided is set when porcupine gave up.
 	violation error
 	undecided bool
@@ -264,13 +265,23 @@ func (p plan) inject(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict
 			both = 2
 		}
 		var wg sync.WaitGroup
+		var mu sync.Mutex
 		errs := make([]error, both)
 		for j := range both {
 			f, own := pick(), rand.New(rand.NewPCG(p.seed, uint64(i+j+1)))
-			v.faults[f.name]++
 			lg.Info("fault", zap.String("kind", f.name), zap.Int("number", i+j+1))
 			wg.Go(func() {
-				if err := f.inject(ctx, c, own); err != nil {
+				begin := time.Now()
+				err := f.inject(ctx, c, own)
+				lg.Info("fault is over", zap.String("kind", f.name), zap.Duration("took", time.Since(begin)), zap.Error(err))
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					v.faults[f.name]++
+				case errors.Is(err, errNotInjected):
+					v.notInjected++
+				default:
 					errs[j] = fmt.Errorf("fault %q: %w", f.name, err)
 				}
 			})

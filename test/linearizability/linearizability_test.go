@@ -121,7 +121,7 @@ func firstSeed() uint64 {
 // totals is what many histories came to.
 type totals struct {
 	histories, operations, failed, events, requests, snapshots int
-	undecided, violations                                      int
+	undecided, violations, notInjected                         int
 	faults                                                     map[string]int
 }
 
@@ -135,6 +135,7 @@ func (s *totals) add(v verdict) {
 	for k, n := range v.faults {
 		s.faults[k] += n
 	}
+	s.notInjected += v.notInjected
 	if v.undecided {
 		s.undecided++
 	}
@@ -150,8 +151,8 @@ func (s *totals) String() string {
 			kinds += fmt.Sprintf("  %-18s %d\n", f.name, n)
 		}
 	}
-	return fmt.Sprintf("histories %d, operations %d (%d with an error or open outcome), requests in the log %d, watch events %d, snapshots installed %d\nfaults:\n%sundecided %d, violations %d",
-		s.histories, s.operations, s.failed, s.requests, s.events, s.snapshots, kinds, s.undecided, s.violations)
+	return fmt.Sprintf("histories %d, operations %d (%d with an error or open outcome), requests in the log %d, watch events %d, snapshots installed %d\nfaults (%d more found too much else broken):\n%sundecided %d, violations %d",
+		s.histories, s.operations, s.failed, s.requests, s.events, s.snapshots, s.notInjected, kinds, s.undecided, s.violations)
 }
 
 // check runs a plan and reports what it came to.
