@@ -2,6 +2,8 @@ package benchstore
 
 import (
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,8 +31,19 @@ var (
 func TestBench(t *testing.T) {
 	dir := os.Getenv("TRIPOD_BENCH")
 	s := smoke
+	var clients []int
 	if dir != "" {
 		s = full
+		for _, n := range strings.FieldsFunc(os.Getenv("TRIPOD_BENCH_CLIENTS"), func(r rune) bool { return r == ',' }) {
+			c, err := strconv.Atoi(n)
+			if err != nil || c < 1 {
+				t.Fatalf("TRIPOD_BENCH_CLIENTS=%s: %q is not a number of clients", os.Getenv("TRIPOD_BENCH_CLIENTS"), n)
+			}
+			clients = append(clients, c)
+		}
+	}
+	if clients != nil {
+		s.clients, s.readers = clients, clients
 	}
 	var all []figure.Figure
 	for _, part := range []struct {

@@ -34,11 +34,12 @@ type program struct {
 	name, pkg string
 	extra     []string
 	peerURL   string // scheme
+	peer      bool   // what ours is measured beside
 }
 
 var (
 	ours = program{name: "tripod", pkg: "github.com/tripod-cluster/tripod/test/etcdserver", peerURL: "http"}
-	etcd = program{name: "etcd", pkg: "go.etcd.io/etcd/server/v3", peerURL: "https", extra: []string{"--peer-auto-tls"}}
+	etcd = program{name: "etcd", peer: true, pkg: "go.etcd.io/etcd/server/v3", peerURL: "https", extra: []string{"--peer-auto-tls"}}
 )
 
 var built sync.Map // of name to func() (string, error)
@@ -46,6 +47,9 @@ var built sync.Map // of name to func() (string, error)
 // build builds p once and returns the path. It stays in .tripod, so that a later run does not link again.
 func (p program) build(t testing.TB) string {
 	t.Helper()
+	if other := os.Getenv("TRIPOD_BENCH_PEER"); other != "" && p.peer {
+		return other
+	}
 	f, _ := built.LoadOrStore(p.name, sync.OnceValues(func() (string, error) {
 		mod, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 		if err != nil {

@@ -9,5 +9,9 @@
 //
 // A figure is the median of its rounds. Processor time is what the three servers took, user and system, from
 // /proc/PID/stat: on a busy machine it says more than throughput, which the clients of the harness share the
-// processors with. TRIPOD_BENCH_PROFILES=DIR takes processor profiles of the servers as well.
+// processors with.
+//
+// For who makes it faster: TRIPOD_BENCH_CLIENTS=64,1000 are the numbers of clients, TRIPOD_BENCH_PROFILES=DIR takes
+// processor profiles of the servers, TRIPOD_BENCH_PEER=PROGRAM puts another program (an earlier build of ours) in etcd's
+// place.
 package benchstore
