@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// entriesInFlight is how many entries (at the leader) or batches (at a follower) are
-	// under way at once. Few of them make batches grow with the load.
+	// entriesInFlight is how many entries (at the leader) or batches (at a follower) are under way at once, at most. While
+	// one is, another leaves only when overlapBytes wait: what an entry costs, with an fsync on every peer, is mostly
+	// the same however small it is, so entries that grow with the load make more of the disk and of the processor.
 	entriesInFlight = 4
+	overlapBytes    = 64 << 10
 	// maxOpen bounds the proposals that wait at one peer.
 	maxOpen = 1 << 16
 	// retryAfter spaces attempts to propose the same record again.
@@ -84,6 +86,7 @@ type proposer struct {
 	queue   []*proposal
 	forward []forward
 	bytes   int // in queue and forward
+	flying  int // entries or batches under way
 	closed  bool
 	room    chan struct{} // closed and replaced when proposals were settled while some waited for room
 	wake    chan struct{}
@@ -314,9 +317,27 @@ func (p *proposer) pending() bool {
 	return len(p.queue) > 0 || len(p.forward) > 0
 }
 
+// due tells whether what is queued should leave now, and counts it as under way.
+func (p *proposer) due() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flying > 0 && (p.flying >= entriesInFlight || p.bytes < overlapBytes) {
+		return false
+	}
+	p.flying++
+	return true
+}
+
+// landed ends what due began.
+func (p *proposer) landed() {
+	p.mu.Lock()
+	p.flying--
+	p.mu.Unlock()
+	p.kick()
+}
+
 // run sends what is queued to wherever the leader is, until the Node stops.
 func (p *proposer) run() {
-	slots := make(chan struct{}, entriesInFlight)
 	for {
 		select {
 		case <-p.n.stop:
@@ -339,14 +360,12 @@ func (p *proposer) run() {
 					return
 				}
 			}
-			select {
-			case slots <- struct{}{}:
-			case <-p.n.stop:
-				return
+			if !p.due() {
+				break // landed, or more that waits, wakes us
 			}
 			b := p.take(who.self)
 			if b == nil {
-				<-slots
+				p.landed()
 				continue
 			}
 			p.n.metrics.batch.Observe(float64(len(b.records)))
@@ -354,12 +373,12 @@ func (p *proposer) run() {
 				fut := p.n.raft.ApplyLog(raft.Log{Data: sealEntry(b.records)}, 0)
 				p.n.wg.Go(func() {
 					p.finish(b, p.n.await(fut))
-					<-slots
+					p.landed()
 				})
 			} else {
 				p.n.wg.Go(func() {
 					p.finish(b, p.send(who, b.records[entryHeader:]))
-					<-slots
+					p.landed()
 				})
 			}
 		}
