@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/tripod-cluster/tripod/controllers/runtime"
+	"github.com/tripod-cluster/tripod/controllers/runtime/scales"
 )
 
 // Config says what the controllers work with. Client or RestConfig, Informers,
@@ -38,6 +39,9 @@ type Config struct {
 	Dynamic   dynamic.Interface // unused so far; may be nil
 	Metadata  metadata.Interface
 	Discovery discovery.DiscoveryInterface
+	// Scales reads and writes the scale of objects of any kind; made of RestConfig
+	// when nil. Without either the scale of custom resources is not known.
+	Scales *scales.Client
 	// Informers are the typed caches, shared with the scheduler. Run starts them
 	// with its context. A factory cannot be started twice: make a new one for
 	// each term of leadership, which also keeps what an earlier leader created
@@ -137,6 +141,11 @@ func (c *Config) complete() error {
 	if c.Discovery == nil && c.RestConfig != nil {
 		if c.Discovery, err = discovery.NewDiscoveryClientForConfig(agent(c.RestConfig, "discovery")); err != nil {
 			return fmt.Errorf("discovery client: %w", err)
+		}
+	}
+	if c.Scales == nil && c.RestConfig != nil {
+		if c.Scales, err = scales.New(agent(c.RestConfig, "scales"), c.Discovery); err != nil {
+			return err
 		}
 	}
 	if c.Metadata == nil || c.Discovery == nil {

@@ -2,9 +2,11 @@ package controllers
 
 import (
 	"github.com/tripod-cluster/tripod/controllers/clusterroleaggregation"
+	"github.com/tripod-cluster/tripod/controllers/cronjob"
 	"github.com/tripod-cluster/tripod/controllers/csr"
 	"github.com/tripod-cluster/tripod/controllers/daemonset"
 	"github.com/tripod-cluster/tripod/controllers/deployment"
+	"github.com/tripod-cluster/tripod/controllers/disruption"
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
 	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
@@ -14,12 +16,14 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/nodelifecycle"
 	"github.com/tripod-cluster/tripod/controllers/podgc"
 	"github.com/tripod-cluster/tripod/controllers/replicaset"
+	"github.com/tripod-cluster/tripod/controllers/replicationcontroller"
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
 	"github.com/tripod-cluster/tripod/controllers/statefulset"
 	"github.com/tripod-cluster/tripod/controllers/tainteviction"
 	"github.com/tripod-cluster/tripod/controllers/tokencleaner"
+	"github.com/tripod-cluster/tripod/controllers/ttlafterfinished"
 )
 
 // registration is one controller in the list.
@@ -49,10 +53,19 @@ var registrations = []registration{
 		},
 	},
 	{name: "replicaset", component: "replicaset-controller", build: plain(replicaset.New)},
+	{name: "replicationcontroller", component: "replication-controller", build: plain(replicationcontroller.New)},
 	{name: "deployment", component: "deployment-controller", build: plain(deployment.New)},
 	{name: "daemonset", component: "daemonset-controller", build: plain(daemonset.New)},
 	{name: "statefulset", component: "statefulset-controller", build: plain(statefulset.New)},
 	{name: "job", component: "job-controller", build: plain(job.New)},
+	{name: "cronjob", component: "cronjob-controller", build: plain(cronjob.New)},
+	{name: "ttlafterfinished", component: "ttl-after-finished-controller", build: plain(ttlafterfinished.New)},
+	{
+		name: "disruption", component: "controllermanager",
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return disruption.New(d, q, c.Scales)
+		},
+	},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
 	{

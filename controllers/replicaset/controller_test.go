@@ -25,6 +25,10 @@ func newSet(n int32) *appsv1.ReplicaSet {
 	}
 }
 
+func pod(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+}
+
 func start(t *testing.T, c *runtimetest.Cluster) {
 	c.Run(t, map[string]runtime.Builder{"replicaset": func(q runtime.Queue) (runtime.Controller, error) { return New(c.Deps(), q) }})
 }
