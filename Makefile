@@ -28,7 +28,7 @@ LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 # Tests that need the fleet or the guest are not unit tests.
 UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
 
-.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store lint clean
+.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
 
 help: ## list what make can do
 	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -91,6 +91,17 @@ PART ?= .
 bench-store: ## measure the store beside etcd, three processes each; .tripod/bench/store.json
 	@mkdir -p $(T)/bench
 	@TRIPOD_BENCH=$(CURDIR)/$(T)/bench go test ./test/benchstore -count=1 -v -run '^TestBench/$(PART)' -timeout 30m
+
+# CUTS=300 for more of them, SEED=N to see one run again.
+CUTS ?= 100
+powercuts: ## power cuts under load: no acknowledged write lost
+	@RAFTFSM_CUTS=$(CUTS) RAFTFSM_SEED=$(SEED) .ci/gotest powercuts go test ./raftfsm -count=1 -v -run '^TestPowerCut' -timeout 60m
+	@grep -h -E 'acknowledged over|seed' $(T)/logs/powercuts.log
+
+FUZZTIME ?= 2m
+FUZZ := ./store ./raftfsm ./etcdapi $(wildcard ./backup ./backup/*)
+fuzz: ## each fuzz target of the store in turn, for FUZZTIME (2m)
+	@.ci/fuzz $(FUZZTIME) $(FUZZ)
 
 lint: deb ## gofmt, go vet, lintian
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not in gofmt's form:"; gofmt -l $$(git ls-files '*.go'); exit 1; }

@@ -201,22 +201,6 @@ func TestRecordsSurviveTheirEncoding(t *testing.T) {
 	}
 }
 
-func FuzzRecords(f *testing.F) {
-	r := record{kind: recRequest, peer: 3, boot: 4, seq: 300, floor: 2, payload: []byte("x")}
-	f.Add(r.appendTo(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var again []byte
-		err := eachRecord(b, func(r record) error { again = r.appendTo(again); return nil })
-		if err != nil {
-			return
-		}
-		n := 0
-		if err := eachRecord(again, func(record) error { n++; return nil }); err != nil {
-			t.Fatalf("what was decoded does not decode again: %v", err)
-		}
-	})
-}
-
 // The leader's disk fills up: writes are refused with etcd's error, at once and for sure, reads go on, what frees space is accepted,
 // and writes go on when there is space again.
 func TestDiskNearlyFull(t *testing.T) {
