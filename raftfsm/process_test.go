@@ -58,6 +58,7 @@ type childRequest struct {
 	Key        string
 	Value, Old string
 	Member     Member
+	Lease, TTL int64
 }
 
 type childReply struct {
@@ -158,9 +159,17 @@ func (n *Node) child(st *store.Store, r childRequest) (rep childReply) {
 		}
 		rep.Value = fmt.Sprintf("%x", h.Sum(nil))
 	case "put":
-		res, err := n.Propose(ctx, putReq(r.Key, r.Value))
+		put := putReq(r.Key, r.Value)
+		put.Put.Lease = r.Lease
+		res, err := n.Propose(ctx, put)
 		rep.Rev = res.Revision
 		fail(errors.Join(err, res.Err))
+	case "grant":
+		_, err := n.Grant(ctx, r.Lease, r.TTL)
+		fail(err)
+	case "keepalive":
+		_, err := n.KeepAlive(ctx, r.Lease)
+		fail(err)
 	case "cas":
 		cmp := &pb.Compare{Key: []byte(r.Key), Target: pb.Compare_VALUE, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte(r.Old)}}
 		put := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(r.Key), Value: []byte(r.Value)}}}

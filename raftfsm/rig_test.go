@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -402,9 +403,10 @@ func (w *writer) Write(b []byte) (int, error) { *w = append(*w, b...); return le
 // stallLog is a log whose appends can be made to hang or fail.
 type stallLog struct {
 	raft.LogStore
-	mu   sync.Mutex
-	gate chan struct{}
-	err  error
+	mu      sync.Mutex
+	gate    chan struct{}
+	err     error
+	waiting atomic.Int64
 }
 
 func (s *stallLog) IsMonotonic() bool { return true }
@@ -435,7 +437,9 @@ func (s *stallLog) StoreLogs(ls []*raft.Log) error {
 	g, err := s.gate, s.err
 	s.mu.Unlock()
 	if g != nil {
+		s.waiting.Add(1)
 		<-g
+		s.waiting.Add(-1)
 	}
 	if err != nil {
 		return err
