@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/tripod-cluster/tripod/controllers/resourcequota"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/scales"
 )
@@ -66,6 +67,10 @@ type Config struct {
 	// TerminatedPodThreshold is how many ended pods are kept: 12500.
 	TerminatedPodThreshold int
 
+	// QuotaUsage evaluates what objects use of resource quotas; without it quotas
+	// are not recounted.
+	QuotaUsage QuotaUsage
+
 	// Workers overrides how many objects a controller handles at once, by name.
 	Workers map[string]int
 	// Disabled names controllers that are not run.
@@ -78,6 +83,10 @@ type Config struct {
 	// Runtime tunes supervision; zero values are right outside of tests.
 	Runtime runtime.Options
 }
+
+// QuotaUsage returns what the objects of a namespace use of a resource quota,
+// without plain counts of objects.
+type QuotaUsage = resourcequota.Usage
 
 // Status is the health of one controller.
 type Status = runtime.Status

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/podgc"
 	"github.com/tripod-cluster/tripod/controllers/replicaset"
 	"github.com/tripod-cluster/tripod/controllers/replicationcontroller"
+	"github.com/tripod-cluster/tripod/controllers/resourcequota"
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
@@ -64,6 +65,13 @@ var registrations = []registration{
 		name: "disruption", component: "controllermanager",
 		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
 			return disruption.New(d, q, c.Scales)
+		},
+	},
+	{
+		name: "resourcequota", component: "resourcequota-controller",
+		needs: func(c *Config) bool { return c.QuotaUsage != nil && c.Scales != nil },
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return resourcequota.New(d, q, c.Metadata, c.Scales.Mapper, c.QuotaUsage)
 		},
 	},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},

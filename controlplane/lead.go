@@ -96,8 +96,12 @@ func (t *leadership) runDeciders(ctx context.Context, ready func()) error {
 		return fmt.Errorf("cluster CIDR: %w", err)
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(dropManagedFields))
+	usage, err := quotaUsage(factory)
+	if err != nil {
+		return err
+	}
 	m, err := controllers.New(controllers.Config{
-		RestConfig: conf, Informers: factory,
+		RestConfig: conf, Informers: factory, QuotaUsage: usage,
 		Signer: ca.Key, CACert: ca.CertPEM(), ClusterCIDR: cidr,
 		NodeMonitorGracePeriod: time.Duration(p.cfg.NodeMonitorGracePeriod),
 		Workers:                p.cfg.Workers, Log: p.log, Registerer: t.reg,
