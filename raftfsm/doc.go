@@ -25,18 +25,56 @@
 // not use raft.VerifyLeader, which a deposed leader with a stalled main loop can pass.
 // One round serves all reads that wait for it.
 //
-// # What is closed around hashicorp/raft 1.8.0
+// # What is closed around hashicorp/raft 1.8.0 and raft-wal 0.4.0
 //
-//   - a vote is one write of the stable store, not two (stable.go);
-//   - a heartbeat takes the fast path past the main loop only if it can change
-//     neither term nor role, and the persisted term never goes back (transport.go, stable.go);
-//   - an AppendEntries request is capped in bytes (transport.go);
-//   - a leader whose disk hangs stops sending heartbeats, so that others elect, and
-//     ends its process when the disk does not come back (disk.go);
-//   - a full disk refuses proposals before the log fails, and the log is reopened
-//     after a failed append (logstore.go, disk.go);
-//   - a peer becomes a voter only when its measured lag is small (members.go);
-//   - Restore stages the whole snapshot before it replaces anything (snapshot.go).
+// Each trap, what closes it, and the test that was seen to fail without that:
+//
+//   - VerifyLeader passes on a deposed leader (stalled main loop, partition, answers in
+//     flight): own read index (readindex.go); TestDeposedLeaderInThreeScenes,
+//     TestDeposedLeaderServesNoRead.
+//   - A heartbeat changes term and role beside the main loop: it takes the fast path
+//     only if it can change neither, and the persisted term never goes back
+//     (transport.go, stable.go); TestOnlySameTermHeartbeatsTakeTheFastPath,
+//     TestPersistedTermNeverGoesBack.
+//   - A vote is two writes of the stable store: it is one (stable.go); TestVoteIsAtomic.
+//   - AppendEntries has no limit in bytes: capped (transport.go);
+//     TestAppendEntriesIsCappedInBytes, TestCatchUpAcrossCappedRequests.
+//   - Restore runs in the handler of the leader's call: the whole snapshot is staged beside
+//     the live state, then swapped (snapshot.go, store.Restore);
+//     TestReadsGoOnWhileASnapshotIsStaged, TestRestoreOfADamagedSnapshotChangesNothing.
+//   - ErrLeadershipLost means unknown: records are sent again and applied once
+//     (session.go); TestSameRecordTwiceInTheLog, TestForwardedProposalsAreAppliedOnce,
+//     TestUnknownOutcome.
+//   - A hung disk under live heartbeats elects nobody: heartbeats are withheld, then the
+//     process ends (disk.go); TestHungLogLosesLeadership.
+//   - A transfer waits for a peer that does not keep up, and refuses writes meanwhile: only a
+//     peer that was just measured to be near is asked (members.go);
+//     TestTransferToAStuckPeerIsRefused.
+//   - A snapshot is refused while the last entry applied is not counted, as with a
+//     configuration: entries are applied in batches, which count (fsm.go);
+//     TestSnapshotBesideAConfiguration.
+//   - The log is never truncated across runs shorter than the snapshot interval: the log
+//     found at the start counts (compact.go); TestLogIsTruncatedAcrossShortRuns.
+//   - AddVoter asks nobody how far the peer is: first without a vote, and promoted by its
+//     measured lag (members.go); TestPromoteRefusesWhoLags.
+//   - raft-wal takes any frame it cannot read for the end of the log, and checks the last
+//     batch only: every batch is checked before it is opened (verify.go);
+//     TestChangedByteIsFoundOrHarmless, TestTornTailIsRepaired.
+//   - raft-wal does not sync what an earlier process had written: done at the start
+//     (verify.go); TestEntryOfAKilledProcessIsMadeDurable.
+//   - A failed append, rotation or sealing is not taken up again: reopened and mended
+//     (logstore.go, segments.go); TestLogGoesOnAfterAFullDisk,
+//     TestLogGoesOnAfterAFailedRotation, TestSealedTailIsTakenUp.
+//   - bbolt sees no changed byte, and goes back to an older root in silence: term, vote and
+//     the list of segments are sealed files in two copies (files.go);
+//     TestSealedFileIsAtomic, TestSealSeesEveryByte.
+//   - Term and configuration of a snapshot carry no checksum, and a damaged snapshot
+//     ends in a panic: sealed, read before raft starts, older ones taken where the log
+//     reaches back (snapstore.go, open.go); TestOlderSnapshotIsUsedWhenTheNewestIsDamaged.
+//   - A deposed leader ends leases that the new one keeps alive: a revoke is bound to its
+//     term (lease.go); TestFrozenLeaderRevokesNoLivingLease, TestStaleLeaderRevokesNothing.
+//   - A full disk fails the log: proposals are refused before that, and go on by
+//     themselves (disk.go); TestDiskNearlyFull.
 //
 // # Duties of the caller
 //
