@@ -28,7 +28,7 @@ LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 # Tests that need the fleet or the guest are not unit tests.
 UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
 
-.PHONY: help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
+.PHONY: etcd-suite help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
 
 help: ## list what make can do
 	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,6 +81,10 @@ test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them doe
 linearizability: ## three store servers under faults, judged by etcd's robustness validators; TIME=30m (default 10m) SEED=n
 	@mkdir -p $(T)/linearizability
 	@go test ./test/linearizability -run '^TestLong$$' -count=1 -v -timeout 24h -time $(or $(TIME),10m) -seed $(or $(SEED),0) -keep $(CURDIR)/$(T)/linearizability
+
+etcd-suite: deps ## etcd's own tests against the store behind etcd's flags; output of each in .tripod/etcd-suite
+	@rm -rf $(T)/etcd-suite && mkdir -p $(T)/etcd-suite
+	@TRIPOD_ETCD_SUITE=$(CURDIR)/$(T)/etcd-suite go test ./test/etcdsuite -count=1 -v -timeout 180m
 
 bench: up ## measure; tables on screen, .tripod/bench/NAME.json
 	@mkdir -p $(T)/bench

@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"encoding/json"
+	"expvar"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -9,7 +10,7 @@ import (
 )
 
 // Handler serves the HTTP paths of an etcd server that operators and load
-// balancers ask: /health, /livez, /readyz, /version and /metrics. None of them
+// balancers ask: /health, /livez, /readyz, /version, /metrics and /debug/vars. None of them
 // tells what is stored.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -26,5 +27,6 @@ func (s *Server) Handler() http.Handler {
 		w.Write(b)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.gather(), promhttp.HandlerOpts{}))
+	mux.Handle("GET /debug/vars", expvar.Handler())
 	return mux
 }

@@ -2,18 +2,20 @@ package etcdapi
 
 import (
 	"context"
+	"regexp"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/api/v3/version"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/tripod-cluster/tripod/backup/etcddb"
 )
 
 // storageVersion is the version of etcd whose state the store keeps.
 const storageVersion = etcddb.SchemaVersion
+
+// emptyBytes is about what a store without keys takes.
+const emptyBytes = 4 << 10
 
 type maintenanceServer struct {
 	s *Server
@@ -34,13 +36,10 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 		RaftIndex:        c.Index(),
 		RaftTerm:         c.Term(),
 		RaftAppliedIndex: c.AppliedIndex(),
-		DbSize:           c.DBSize(),
-		DbSizeInUse:      st.Size(),
+		DbSize:           c.DBSize() + emptyBytes,
+		DbSizeInUse:      st.Size() + emptyBytes,
 		DbSizeQuota:      m.s.cfg.QuotaBytes,
 		DowngradeInfo:    &pb.DowngradeInfo{},
-	}
-	if resp.DbSize == 0 {
-		resp.DbSize = resp.DbSizeInUse
 	}
 	if resp.Leader == 0 {
 		resp.Errors = append(resp.Errors, rpctypes.ErrNoLeader.Error())
@@ -80,7 +79,7 @@ func (m *maintenanceServer) HashKV(_ context.Context, r *pb.HashKVRequest) (*pb.
 // Defragment succeeds: memory that compaction frees needs no defragmentation,
 // and the log is cut by snapshots.
 func (m *maintenanceServer) Defragment(context.Context, *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
-	return &pb.DefragmentResponse{Header: m.s.header(m.s.cfg.Store.Revision())}, nil
+	return &pb.DefragmentResponse{}, nil // without a header, as etcd's
 }
 
 func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
@@ -98,6 +97,17 @@ func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequ
 	return &pb.MoveLeaderResponse{Header: m.s.header(m.s.cfg.Store.Revision())}, nil
 }
 
-func (m *maintenanceServer) Downgrade(context.Context, *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "etcdserver: this cluster is not downgraded through its etcd API: install the earlier packages, one peer at a time")
+// Downgrade refuses every version: an earlier release is installed as a later one
+// is, one peer at a time, and is never asked for here.
+func (m *maintenanceServer) Downgrade(_ context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
+	if r.Action == pb.DowngradeRequest_CANCEL {
+		return nil, rpctypes.ErrGRPCNoInflightDowngrade
+	}
+	if !targetVersion.MatchString(r.Version) {
+		return nil, rpctypes.ErrGRPCWrongDowngradeVersionFormat
+	}
+	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
 }
+
+// targetVersion is how etcd writes the version of a cluster, with a patch or without.
+var targetVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+(\.[0-9]+)?$`)

@@ -102,6 +102,9 @@ func (m *stateMetrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), kind, value, values...)
 	}
 	const gauge = prometheus.GaugeValue
+	puts, deletes := st.Changes()
+	send(prometheus.CounterValue, "etcd_mvcc_put_total", "Keys put since this process began.", float64(puts))
+	send(prometheus.CounterValue, "etcd_mvcc_delete_total", "Keys deleted since this process began.", float64(deletes))
 	send(gauge, "etcd_server_has_leader", "Whether a leader is known: 1 or 0.", bit(c.Leader() != 0))
 	send(gauge, "etcd_server_is_leader", "Whether this member is the leader: 1 or 0.", bit(c.Leader() == c.Self()))
 	send(gauge, "etcd_server_is_learner", "Whether this member is a learner: 1 or 0.", bit(c.Learner()))

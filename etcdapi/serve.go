@@ -22,6 +22,9 @@ import (
 // greetTimeout is how long a new connection may take for TLS and its first bytes.
 const greetTimeout = 10 * time.Second
 
+// tlsHandshake is the first byte of a client that begins TLS.
+const tlsHandshake = 0x16
+
 // http2Preface is how a client begins that speaks HTTP/2 without TLS.
 const http2Preface = "PRI "
 
@@ -38,9 +41,10 @@ type Front struct {
 	rpcs  *handover
 	pages *handover
 	// gateway calls the gRPC server from within.
-	gateway *grpc.ClientConn
-	metrics *metrics
-	log     *slog.Logger
+	gateway         *grpc.ClientConn
+	pagesAndGateway http.Handler
+	metrics         *metrics
+	log             *slog.Logger
 
 	mu        sync.Mutex
 	listeners map[net.Listener]struct{}
@@ -71,6 +75,7 @@ func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) (*Front
 	mux := http.NewServeMux()
 	mux.Handle(gatewayPrefix, gateway)
 	mux.Handle("/", pages)
+	f.pagesAndGateway = mux
 	f.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
@@ -87,19 +92,32 @@ func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) (*Front
 	return f, nil
 }
 
+// Handler is what is served over HTTP, the JSON form of the API included.
+func (f *Front) Handler() http.Handler { return f.pagesAndGateway }
+
 // Serve accepts connections from l until Stop or until l is closed, and closes
 // l. With conf they are TLS; its NextProtos are set here. It may be called for
 // several listeners at the same time. After Stop it returns nil.
 func (f *Front) Serve(l net.Listener, conf *tls.Config) error {
+	if conf == nil {
+		return f.serve(l, nil)
+	}
+	return f.serve(l, newFrontTLS(conf))
+}
+
+// ServeEither is Serve for clients with TLS and without on the same listener.
+func (f *Front) ServeEither(l net.Listener, conf *tls.Config) error {
+	secure := newFrontTLS(conf)
+	secure.optional = true
+	return f.serve(l, secure)
+}
+
+func (f *Front) serve(l net.Listener, secure *frontTLS) error {
 	if !f.track(l) {
 		l.Close()
 		return nil
 	}
 	defer l.Close()
-	var secure *frontTLS
-	if conf != nil {
-		secure = newFrontTLS(conf)
-	}
 	pause := time.Duration(0)
 	for {
 		c, err := l.Accept()
@@ -157,6 +175,17 @@ func (f *Front) greet(c net.Conn, secure *frontTLS) {
 	c = counted{Conn: c, m: f.metrics}
 	c.SetDeadline(time.Now().Add(greetTimeout))
 	to := f.pages
+	if secure != nil && secure.optional {
+		first := make([]byte, 1)
+		if _, err := io.ReadFull(c, first); err != nil {
+			c.Close()
+			return
+		}
+		c = &begunConn{Conn: c, begun: first}
+		if first[0] != tlsHandshake {
+			secure = nil
+		}
+	}
 	if secure != nil {
 		t, rpc, err := secure.shake(c)
 		if err != nil {
@@ -194,6 +223,7 @@ const (
 // frontTLS is a TLS configuration in two forms, so that each keeps its session tickets.
 type frontTLS struct {
 	given     *tls.Config
+	optional  bool // a client may do without TLS
 	rpc, page *tls.Config
 }
 

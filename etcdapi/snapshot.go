@@ -47,7 +47,7 @@ func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, out pb.Maintenance_S
 		if !last {
 			left -= n
 		}
-		if err := out.Send(&pb.SnapshotResponse{Header: m.s.header(0), RemainingBytes: uint64(left), Blob: b, Version: etcddb.SchemaVersion}); err != nil || last {
+		if err := out.Send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: b, Version: etcddb.SchemaVersion}); err != nil || last {
 			return err
 		}
 	}

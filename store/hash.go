@@ -25,7 +25,7 @@ func (s *Store) Hash(rev int64) (Hash, error) {
 	if rev <= 0 {
 		rev = st.rev
 	}
-	h := Hash{Revision: rev, CompactRevision: st.compactRev, Current: st.rev}
+	h := Hash{Hash: crc32.Checksum([]byte("key"), castagnoli), Revision: rev, CompactRevision: st.compactRev, Current: st.rev}
 	e := &encoder{}
 	add := func(kv *mvccpb.KeyValue) {
 		e.buf = e.buf[:0]

@@ -40,6 +40,8 @@ type Store struct {
 	onToken []*func(TokenChange) // guarded by mu; replaced, not changed
 
 	watches watchIndex
+
+	puts, deletes atomic.Uint64
 }
 
 // New returns an empty store at revision 1.
@@ -127,10 +129,25 @@ func (s *Store) Apply(r *pb.InternalRaftRequest) Result {
 	}
 	s.published.Store(nil)
 	if s.cur.compactRev == compacted {
+		s.count(mark)
 		s.watches.notify(&s.cur.log, mark)
 	}
 	return res
 }
+
+// count counts the changes from the given one on.
+func (s *Store) count(mark int) {
+	for i := mark; i < s.cur.log.n; i++ {
+		if live(s.cur.log.at(i)) {
+			s.puts.Add(1)
+		} else {
+			s.deletes.Add(1)
+		}
+	}
+}
+
+// Changes returns how many keys were put and deleted by Apply since the store was made.
+func (s *Store) Changes() (puts, deletes uint64) { return s.puts.Load(), s.deletes.Load() }
 
 // dispatch applies r to s.cur.
 func (s *Store) dispatch(r *pb.InternalRaftRequest) (proto.Message, error) {

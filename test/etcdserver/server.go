@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -79,7 +80,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if err := serveClients(o, front, pages, log); err != nil {
+	if err := serveClients(o, front, log); err != nil {
 		return err
 	}
 	log.Info("ready to serve client requests", "name", o.name, "id", node.ID().String())
@@ -132,7 +133,9 @@ func openNode(ctx context.Context, o *options, s *store.Store, reg prometheus.Re
 func hostPort(flag, urls string) (string, error) {
 	first, _, _ := strings.Cut(urls, ",")
 	u, err := url.Parse(first)
-	if err != nil || u.Host == "" || u.Port() == "" || (u.Scheme != "http" && u.Scheme != "https") {
+	// Peers speak TCP: a unix socket that is named like an address stands for that.
+	schemes := []string{"http", "https", "unix", "unixs"}
+	if err != nil || u.Host == "" || u.Port() == "" || !slices.Contains(schemes, u.Scheme) {
 		return "", fmt.Errorf("%s: %q is not http(s)://host:port", flag, first)
 	}
 	return u.Host, nil
@@ -152,14 +155,29 @@ func handler(o *options, api *etcdapi.Server) http.Handler {
 	return pages
 }
 
+// split cuts a flag's list.
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+}
+
 // serveClients opens the client, HTTP and metrics URLs.
-func serveClients(o *options, front *etcdapi.Front, pages http.Handler, log *slog.Logger) error {
+func serveClients(o *options, front *etcdapi.Front, log *slog.Logger) error {
 	secure, err := clientTLS(o)
 	if err != nil {
 		return err
 	}
+	plain := map[string]bool{} // addresses that are served without TLS, and those with it
+	tlsToo := map[string]bool{}
+	for _, raw := range split(o.listenClient) {
+		if u, err := url.Parse(raw); err == nil && strings.HasSuffix(u.Scheme, "s") {
+			tlsToo[u.Host] = true
+		} else if err == nil {
+			plain[u.Host] = true
+		}
+	}
+	done := map[string]bool{}
 	serve := func(urls string, serve func(net.Listener, *tls.Config) error) error {
-		for _, raw := range strings.FieldsFunc(urls, func(r rune) bool { return r == ',' }) {
+		for _, raw := range split(urls) {
 			u, err := url.Parse(raw)
 			if err != nil {
 				return fmt.Errorf("client URL %q: %w", raw, err)
@@ -171,16 +189,24 @@ func serveClients(o *options, front *etcdapi.Front, pages http.Handler, log *slo
 					return fmt.Errorf("remove the socket of an earlier run: %w", err)
 				}
 			}
+			if done[addr] {
+				continue // with TLS and without, on one address
+			}
+			done[addr] = true
 			l, err := net.Listen(network, addr)
 			if err != nil {
 				return fmt.Errorf("listen for clients: %w", err)
 			}
 			var conf *tls.Config
-			if u.Scheme == "https" || u.Scheme == "unixs" {
+			if strings.HasSuffix(u.Scheme, "s") || tlsToo[addr] {
 				if secure == nil {
 					return fmt.Errorf("client URL %s needs --cert-file and --key-file, or --auto-tls", raw)
 				}
 				conf = secure
+			}
+			serve := serve
+			if plain[addr] && tlsToo[addr] {
+				serve = front.ServeEither
 			}
 			go func() {
 				if err := serve(l, conf); err != nil {
@@ -197,7 +223,7 @@ func serveClients(o *options, front *etcdapi.Front, pages http.Handler, log *slo
 		if conf != nil {
 			l = tls.NewListener(l, conf)
 		}
-		return http.Serve(l, pages)
+		return http.Serve(l, front.Handler())
 	}
 	if err := serve(o.listenHTTP, httpOnly); err != nil {
 		return err
