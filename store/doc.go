@@ -12,6 +12,14 @@
 // state, not from the raft index. A test of this package enforces the rules
 // that a machine can check.
 //
+// # Users
+//
+// Users, roles and permissions are part of the state. Whether a request is
+// allowed is decided when it is applied, by the name and the auth revision in
+// its header, so that all peers decide alike; a request without a header is
+// this program's own and is asked nothing. Passwords come hashed. Simple tokens
+// are numbered here, and remembered by those who follow them (FollowTokens).
+//
 // # Duties of the caller
 //
 //   - One goroutine at a time calls Apply and Restore. Everything else may be
