@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 
@@ -202,6 +203,8 @@ func (s *Server) Register(g *grpc.Server) {
 func (s *Server) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),
+		// A call on a goroutine that exists has its stack grown already. Calls beyond these get goroutines of their own.
+		grpc.NumStreamWorkers(uint32(4 * runtime.GOMAXPROCS(0))),
 		grpc.MaxRecvMsgSize(s.cfg.MaxRequestBytes + requestOverhead),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(math.MaxUint32),

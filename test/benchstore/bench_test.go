@@ -42,6 +42,9 @@ func TestBench(t *testing.T) {
 			clients = append(clients, c)
 		}
 	}
+	if n, err := strconv.Atoi(os.Getenv("TRIPOD_BENCH_KEYS")); err == nil && n > 0 {
+		s.keys = n
+	}
 	if clients != nil {
 		s.clients, s.readers = clients, clients
 	}

@@ -210,6 +210,26 @@ func (c *cluster) clients(t testing.TB, n int) []*clientv3.Client {
 	return all
 }
 
+// follower returns a member that does not lead.
+func (c *cluster) follower(t testing.TB) *member {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, m := range c.members {
+		cl := c.dial(t, m)
+		st, err := cl.Status(ctx, "http://"+m.client)
+		cl.Close()
+		if err != nil {
+			t.Fatalf("status of %s %s: %v", c.name, m.name, err)
+		}
+		if st.Leader != st.Header.MemberId {
+			return m
+		}
+	}
+	t.Fatalf("every member of %s leads", c.name)
+	return nil
+}
+
 // conn returns a plain gRPC connection to m.
 func (c *cluster) conn(t testing.TB, m *member) *grpc.ClientConn {
 	t.Helper()

@@ -11,7 +11,8 @@
 // /proc/PID/stat: on a busy machine it says more than throughput, which the clients of the harness share the
 // processors with.
 //
-// For who makes it faster: TRIPOD_BENCH_CLIENTS=64,1000 are the numbers of clients, TRIPOD_BENCH_PROFILES=DIR takes
+// For who makes it faster: TRIPOD_BENCH_CLIENTS=64,1000 are the numbers of clients, TRIPOD_BENCH_KEYS=100000
+// that of the many keys, TRIPOD_BENCH_PROFILES=DIR takes
 // processor profiles of the servers, TRIPOD_BENCH_PEER=PROGRAM puts another program (an earlier build of ours) in etcd's
 // place.
 package benchstore

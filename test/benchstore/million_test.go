@@ -35,7 +35,7 @@ func million(t *testing.T, s scale) []figure.Figure {
 		seconds("put by 24 clients, 100 in a transaction", a.fill, b.fill),
 		figure.Less(n+"resident memory of a member", "MiB", a.rss, b.rss),
 		figure.Less(n+"resident memory of a member without mapped files", "MiB", a.anonymous, b.anonymous),
-		seconds("from kill -9 of a member until it answers linearizable reads again", a.restart, b.restart),
+		seconds("from kill -9 of a follower until it answers linearizable reads again", a.restart, b.restart),
 		seconds("Maintenance.Snapshot, read to its end", a.snapshot, b.snapshot),
 	}
 }
@@ -63,7 +63,7 @@ func fillLarge(t *testing.T, p program, s scale) large {
 		t.Logf("%s: snapshot of %d MiB", c.name, n>>20)
 	}
 
-	m := c.members[0]
+	m := c.follower(t)
 	m.kill()
 	began = time.Now()
 	if err := c.launch(m); err != nil {
@@ -71,6 +71,7 @@ func fillLarge(t *testing.T, p program, s scale) large {
 	}
 	c.healthy(t, m)
 	l.restart = time.Since(began)
+	t.Logf("%s: filled in %v, %.0f MiB resident, %.0f MiB of it anonymous, healthy again after %v", c.name, l.fill, l.rss, l.anonymous, l.restart)
 	return l
 }
 

@@ -102,7 +102,13 @@ func fill(t testing.TB, c *cluster, n, size int) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		_, err := conns[i%len(conns)].Txn(ctx).Then(puts...).Commit()
-		return err
+		for {
+			_, err := conns[i%len(conns)].Txn(ctx).Then(puts...).Commit()
+			if err == nil || ctx.Err() != nil {
+				return err
+			}
+			// A server that is behind refuses, or does not answer in time: to put the same again does no harm.
+			time.Sleep(50 * time.Millisecond)
+		}
 	})
 }
