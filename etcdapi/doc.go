@@ -22,5 +22,10 @@
 //   - A transaction that deletes everything from a key on, and puts one of
 //     those keys, is refused as for any other range; etcd overlooks it.
 //   - An answer to a progress request comes at once: the watches of the stream
-//     are first brought up to date.
+//     are first brought up to date. A watch that a compaction has ended does not
+//     hold it up, and its ID is free.
+//   - What is refused because the store is behind the log has the code
+//     ResourceExhausted, as rpctypes says; from etcd it comes as Unknown.
+//   - An answer that no message can carry is refused before it is encoded, and
+//     a watch ends over a revision of such a size unless it takes fragments.
 package etcdapi
