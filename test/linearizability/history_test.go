@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -77,7 +78,7 @@ type verdict struct {
 
 const (
 	// settleFor is how long a healed cluster may take to answer, and a watch to catch up.
-	settleFor = 90 * time.Second
+	settleFor = time.Minute
 	// judgeFor bounds porcupine.
 	judgeFor = 3 * time.Minute
 )
@@ -164,15 +165,18 @@ func (p plan) record(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict
 
 	watches := client.NewSet(ids, base)
 	defer watches.Close()
-	maxRevision := make(chan int64, 1)
-	watched := make(chan error, 1)
+	last := make(chan struct{}) // closed when lastRevision is known
+	var lastRevision int64
+	watched := make(chan error, members)
 	wctx, stopWatches := context.WithCancel(ctx)
 	defer stopWatches()
-	go func() {
-		watched <- client.CollectClusterWatchEvents(wctx, client.CollectClusterWatchEventsParam{
-			Lg: lg, Endpoints: endpoints, MaxRevisionChan: maxRevision, ClientSet: watches,
-		})
-	}()
+	for _, e := range endpoints {
+		cl, err := watches.NewClient([]string{e})
+		if err != nil {
+			return nil, err
+		}
+		go func() { watched <- watchAll(wctx, cl, last, &lastRevision) }()
+	}
 
 	var wg sync.WaitGroup
 	finish := make(chan struct{})
@@ -194,12 +198,8 @@ func (p plan) record(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict
 	if err == nil {
 		err = p.inject(ctx, lg, c, v)
 	}
-	settled, cancel := context.WithTimeout(ctx, settleFor)
-	defer cancel()
 	if err == nil {
-		if herr := c.healthy(settled); herr != nil {
-			v.violation = errors.Join(v.violation, fmt.Errorf("the healed cluster does not come back within %v: %w", settleFor, herr))
-		}
+		p.settle(ctx, lg, c, v, "answer", func(ctx context.Context) error { return c.healthy(ctx) })
 		hold(ctx, 500*time.Millisecond) // traffic on a sound cluster
 	}
 	close(finish)
@@ -209,37 +209,96 @@ func (p plan) record(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict
 	}
 
 	// The validators need a last write that succeeded.
-	last, err := set.NewClient(endpoints)
+	writer, err := set.NewClient(endpoints)
 	if err != nil {
 		return nil, err
 	}
 	n := 0
-	err = poll(settled, func(ctx context.Context) error {
-		n++
-		_, err := last.Put(ctx, "tombstone", fmt.Sprint(n))
-		return err
+	p.settle(ctx, lg, c, v, "take a write", func(ctx context.Context) error {
+		return poll(ctx, func(ctx context.Context) error {
+			n++
+			_, err := writer.Put(ctx, "tombstone", fmt.Sprint(n))
+			return err
+		})
 	})
-	if err != nil {
-		v.violation = errors.Join(v.violation, fmt.Errorf("the healed cluster takes no write within %v: %w", settleFor, err))
-	}
 	reports := set.Reports()
-	rev := report.OperationsMaxRevision(reports)
-	maxRevision <- rev
-	close(maxRevision)
-	if err := c.agree(settled, rev); err != nil {
-		v.violation = errors.Join(v.violation, err)
-	}
-	select {
-	case err := <-watched:
-		if err != nil {
-			v.violation = errors.Join(v.violation, fmt.Errorf("watch of everything: %w", err))
+	lastRevision = report.OperationsMaxRevision(reports)
+	close(last)
+	p.settle(ctx, lg, c, v, "agree", func(ctx context.Context) error { return c.agree(ctx, lastRevision) })
+	p.settle(ctx, lg, c, v, "tell watches", func(ctx context.Context) error {
+		for range members {
+			select {
+			case err := <-watched:
+				if err != nil {
+					return err
+				}
+			case <-ctx.Done():
+				return fmt.Errorf("a watch of everything did not reach revision %d", lastRevision)
+			}
 		}
-	case <-settled.Done():
-		v.violation = errors.Join(v.violation, fmt.Errorf("a watch of everything did not reach revision %d within %v", rev, settleFor))
-		stopWatches()
-		<-watched
-	}
+		return nil
+	})
+	stopWatches()
 	return slices.Concat(reports, watches.Reports()), nil
+}
+
+// settle waits for what a healed cluster must do within settleFor. If it does not, that is a
+// violation; the servers are made to write down what they are doing, and start anew, so
+// that the rest can still be judged.
+func (p plan) settle(ctx context.Context, lg *zap.Logger, c *cluster, v *verdict, what string, f func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, settleFor)
+	defer cancel()
+	err := f(ctx)
+	if err == nil {
+		return
+	}
+	lg.Error("the healed cluster hangs", zap.String("in", what), zap.Error(err))
+	v.violation = errors.Join(v.violation, fmt.Errorf("the healed cluster does not %s within %v: %w", what, settleFor, err))
+	for _, m := range c.slots {
+		m.proc.signal(syscall.SIGQUIT)
+	}
+}
+
+// watchAll watches everything from the first revision on, resumes where it was cut off, and
+// returns nil when it has come to the last revision, once that is known.
+func watchAll(ctx context.Context, c *client.RecordingClient, known <-chan struct{}, last *int64) error {
+	defer c.Close()
+	seen := int64(1)
+	done := func() bool {
+		select {
+		case <-known:
+			return seen >= *last
+		default:
+			return false
+		}
+	}
+	for ctx.Err() == nil {
+		wctx, cancel := context.WithCancel(ctx)
+		w := c.Watch(wctx, "", seen+1, true, true, false)
+		for open := true; open; {
+			select {
+			case <-time.After(100 * time.Millisecond):
+				c.RequestProgress(wctx)
+			case r, ok := <-w:
+				if err := r.Err(); err != nil && !r.Canceled {
+					cancel()
+					return fmt.Errorf("watch of everything: %w", err)
+				}
+				open = ok && !r.Canceled
+				seen = max(seen, r.CompactRevision)
+				if n := len(r.Events); n > 0 {
+					seen = r.Events[n-1].Kv.ModRevision
+				}
+			}
+			if done() {
+				cancel()
+				return nil
+			}
+		}
+		cancel()
+		hold(ctx, 20*time.Millisecond)
+	}
+	return fmt.Errorf("watch of everything: %w", ctx.Err())
 }
 
 // inject injects the planned number of faults, now and then two at once.
