@@ -182,16 +182,59 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, addr raft.ServerAddr
 	if err != nil {
 		return nil, err
 	}
-	return cappedPipeline{p, t, id}, nil
+	return newCappedPipeline(p, t, id), nil
 }
 
+// cappedPipeline caps requests in bytes, and closes itself when the follower refused one. raft stops reading
+// answers at the first that is no success, while its sender may go on; with nobody reading, the answer to the second of these
+// is never taken, and the third waits for that for good: this leader would then send nothing but heartbeats to
+// that follower for the rest of its term.
 type cappedPipeline struct {
 	raft.AppendPipeline
-	t  *transport
-	id raft.ServerID
+	t       *transport
+	id      raft.ServerID
+	answers chan raft.AppendFuture
+	closed  chan struct{}
+	once    sync.Once
 }
 
-func (p cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+func newCappedPipeline(p raft.AppendPipeline, t *transport, id raft.ServerID) *cappedPipeline {
+	c := &cappedPipeline{AppendPipeline: p, t: t, id: id, answers: make(chan raft.AppendFuture), closed: make(chan struct{})}
+	go c.forward()
+	return c
+}
+
+// forward hands the answers on until one is refused or the pipeline is closed.
+func (p *cappedPipeline) forward() {
+	for {
+		select {
+		case f := <-p.AppendPipeline.Consumer():
+			refused := f.Error() != nil || !f.Response().Success
+			select {
+			case p.answers <- f:
+			case <-p.closed:
+				return
+			}
+			if refused {
+				p.Close()
+				return
+			}
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+// Consumer gives raft the answers.
+func (p *cappedPipeline) Consumer() <-chan raft.AppendFuture { return p.answers }
+
+// Close ends the pipeline, and sends that wait in it.
+func (p *cappedPipeline) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return p.AppendPipeline.Close()
+}
+
+func (p *cappedPipeline) AppendEntries(a *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
 	if p.t.disk.stalled.Load() {
 		return nil, errWithheld
 	}

@@ -137,3 +137,77 @@ func TestBrokenDiskEndsThePeer(t *testing.T) {
 		t.Fatal("nobody was told")
 	}
 }
+
+// slimPipeline has the channels of raft's pipeline over the network, without the network: an answer is handed over
+// before the next one is read. The follower refuses all.
+type slimPipeline struct {
+	sent, answered chan raft.AppendFuture
+	closed         chan struct{}
+	once           sync.Once
+}
+
+type refusal struct{ raft.AppendFuture }
+
+func (refusal) Error() error                          { return nil }
+func (refusal) Response() *raft.AppendEntriesResponse { return &raft.AppendEntriesResponse{} }
+
+func (p *slimPipeline) run() {
+	for {
+		select {
+		case f := <-p.sent:
+			select {
+			case p.answered <- f:
+			case <-p.closed:
+				return
+			}
+		case <-p.closed:
+			return
+		}
+	}
+}
+
+func (p *slimPipeline) AppendEntries(*raft.AppendEntriesRequest, *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
+	select {
+	case p.sent <- refusal{}:
+		return refusal{}, nil
+	case <-p.closed:
+		return nil, raft.ErrPipelineShutdown
+	}
+}
+
+func (p *slimPipeline) Consumer() <-chan raft.AppendFuture { return p.answered }
+func (p *slimPipeline) Close() error                       { p.once.Do(func() { close(p.closed) }); return nil }
+
+// A sender that goes on after the follower refused a request, when raft reads no answers any more, is told so. Without
+// forward closing the pipeline the third request hangs: seen in a cluster where a follower's disk was full for a
+// moment, which then got no entries until the leader changed (test/linearizability).
+func TestPipelineEndsWithARefusal(t *testing.T) {
+	inner := &slimPipeline{sent: make(chan raft.AppendFuture), answered: make(chan raft.AppendFuture), closed: make(chan struct{})}
+	go inner.run()
+	tr := &transport{disk: &diskWatch{}, commitCap: func(i uint64) uint64 { return i }, told: map[raft.ServerID]commitTold{}}
+	p := newCappedPipeline(inner, tr, "follower")
+	defer p.Close()
+	if _, err := p.AppendEntries(&raft.AppendEntriesRequest{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if f := <-p.Consumer(); f.Response().Success {
+		t.Fatal("the refusal was not handed on")
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := p.AppendEntries(&raft.AppendEntriesRequest{}, nil); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, raft.ErrPipelineShutdown) {
+			t.Errorf("the pipeline ended with %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("a request hangs behind one that was refused")
+	}
+}
