@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/tripod-cluster/tripod/controllers/horizontalpodautoscaler"
 	"github.com/tripod-cluster/tripod/controllers/resourcequota"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/scales"
@@ -67,6 +68,9 @@ type Config struct {
 	// TerminatedPodThreshold is how many ended pods are kept: 12500.
 	TerminatedPodThreshold int
 
+	// Metrics reads the metrics of pods and others; made of RestConfig when nil.
+	// Without either, or without Scales, nothing is scaled by metrics.
+	Metrics horizontalpodautoscaler.Metrics
 	// QuotaUsage evaluates what objects use of resource quotas; without it quotas
 	// are not recounted.
 	QuotaUsage QuotaUsage
@@ -154,6 +158,11 @@ func (c *Config) complete() error {
 	}
 	if c.Scales == nil && c.RestConfig != nil {
 		if c.Scales, err = scales.New(agent(c.RestConfig, "scales"), c.Discovery); err != nil {
+			return err
+		}
+	}
+	if c.Metrics == nil && c.RestConfig != nil {
+		if c.Metrics, err = horizontalpodautoscaler.NewMetrics(agent(c.RestConfig, "horizontalpodautoscaler"), c.Discovery, c.Scales.Mapper); err != nil {
 			return err
 		}
 	}

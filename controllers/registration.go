@@ -10,6 +10,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
 	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
+	"github.com/tripod-cluster/tripod/controllers/horizontalpodautoscaler"
 	"github.com/tripod-cluster/tripod/controllers/job"
 	"github.com/tripod-cluster/tripod/controllers/namespace"
 	"github.com/tripod-cluster/tripod/controllers/nodeipam"
@@ -72,6 +73,13 @@ var registrations = []registration{
 		needs: func(c *Config) bool { return c.QuotaUsage != nil && c.Scales != nil },
 		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
 			return resourcequota.New(d, q, c.Metadata, c.Scales.Mapper, c.QuotaUsage)
+		},
+	},
+	{
+		name: "horizontalpodautoscaler", component: "horizontal-pod-autoscaler",
+		needs: func(c *Config) bool { return c.Metrics != nil && c.Scales != nil },
+		build: func(d runtime.Deps, q runtime.Queue, c *Config) (runtime.Controller, error) {
+			return horizontalpodautoscaler.New(d, q, c.Scales, c.Metrics)
 		},
 	},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
