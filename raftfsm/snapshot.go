@@ -132,8 +132,11 @@ func readSnapshotHeader(r io.Reader) (h snapshotHeader, ss sessions, err error) 
 	if n > maxHeaderBytes {
 		return h, nil, fmt.Errorf("its header claims %d bytes", n)
 	}
-	hb := make([]byte, n)
-	if _, err := io.ReadFull(r, hb); err != nil {
+	hb, err := io.ReadAll(io.LimitReader(r, int64(n))) // memory for what is there, not for what is claimed
+	if err == nil && len(hb) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
 		return h, nil, fmt.Errorf("read its header: %w", err)
 	}
 	if got := crc32.Checksum(hb, castagnoli); got != sum {
