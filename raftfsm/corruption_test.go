@@ -2,6 +2,7 @@ package raftfsm
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -165,8 +166,8 @@ func filesIn(t testing.TB, dir string) []string {
 }
 
 // A changed byte in any file is found at the start and named with the file, or another copy or an older snapshot with
-// the log gives the same state. Without verifySegments the log ends early in silence (heads of frames in the tail),
-// entries change, and raft-wal's decoder panics.
+// the log gives the same state. Without verifySegments this ends at a damaged entry that is found only when it is
+// applied, without the name of its file.
 func TestChangedByteIsFoundOrHarmless(t *testing.T) {
 	p := stoppedPeer(t)
 	dir := copyDir(t, p.cfg.Dir)
@@ -331,6 +332,39 @@ func TestTornTailIsRepaired(t *testing.T) {
 			b := bytes.Clone(written)
 			blank(b, max(sec*sector, from), min((sec+1)*sector, len(b)))
 			try(fmt.Sprintf("sealing %v, without sector %d", sealing, sec), b, false)
+		}
+	}
+}
+
+// Damage before the last write of the tail is never taken for a torn write, though the last one holds whole sectors
+// of zeros, as one with missing sectors does. Without the search for a write behind it (followed), all of these
+// end the log in silence before entries that were acknowledged.
+func TestDamageBeforeTheLastWriteIsNotTorn(t *testing.T) {
+	b := make([]byte, segHeader, 1<<14)
+	binary.LittleEndian.PutUint64(b, segMagic)
+	frame := func(kind byte, payload []byte) {
+		b = append(b, kind, 0, 0, 0)
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
+		b = append(b, payload...)
+		b = append(b, make([]byte, -len(payload)&7)...)
+	}
+	var ends []int // of the batches
+	for _, payload := range [][]byte{noise(1, 300), noise(2, 301), append(noise(3, 8), make([]byte, 4096)...)} {
+		frame(frameEntry, payload)
+		frame(frameCommit, nil)
+		ends = append(ends, len(b))
+	}
+	b = append(b, make([]byte, 1000)...)
+	withSums(b)
+	if s := scanSegment(b); s.end != ends[2] || s.entries != 3 {
+		t.Fatalf("%+v", s)
+	}
+	for off := 8; off < ends[1]; off++ {
+		bad := bytes.Clone(b)
+		bad[off] ^= 0x21
+		s := scanSegment(bad)
+		if _, _, err := tailEnd(bad, s); err == nil && s.end <= off {
+			t.Errorf("byte %d of the batches that end at %v: the log ends at %d in silence", off, ends, s.end)
 		}
 	}
 }
