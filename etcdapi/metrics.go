@@ -129,5 +129,6 @@ func (m *stateMetrics) Collect(ch chan<- prometheus.Metric) {
 		send(gauge, "etcd_debugging_mvcc_keys_total", "Number of keys.", float64(count.Count))
 	}
 	send(gauge, "etcd_debugging_mvcc_watcher_total", "Number of watches.", float64(st.Watchers()))
+	send(gauge, "etcd_debugging_auth_revision", "Revision of users and roles.", float64(st.Auth().Revision()))
 	send(gauge, "etcd_debugging_lease_active_total", "Number of leases.", float64(len(st.Leases())))
 }

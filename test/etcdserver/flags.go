@@ -30,6 +30,7 @@ type options struct {
 	progressInterval                 string
 	compactionMode, compactionRetain string
 	authToken                        string
+	featureGates                     string
 	authTokenTTL, bcryptCost         uint
 	logLevel                         string
 	logOutputs                       string
@@ -50,7 +51,7 @@ var (
 		discovery-cacert discovery-cert discovery-dial-timeout discovery-endpoints discovery-fallback discovery-keepalive-time
 		discovery-keepalive-timeout discovery-key discovery-password discovery-request-timeout discovery-srv discovery-srv-name
 		discovery-token discovery-user distributed-tracing-address distributed-tracing-instance-id
-		distributed-tracing-sampling-rate distributed-tracing-service-name downgrade-check-time feature-gates
+		distributed-tracing-sampling-rate distributed-tracing-service-name downgrade-check-time
 		grpc-keepalive-interval grpc-keepalive-min-time grpc-keepalive-timeout host-whitelist log-format
 		log-rotation-config-json logger max-snapshots max-wals metrics peer-cert-allowed-cn peer-cert-allowed-hostname
 		peer-cert-file peer-client-cert-file peer-client-key-file peer-crl-file peer-key-file peer-trusted-ca-file
@@ -100,6 +101,7 @@ func parseFlags(args []string) (*options, error) {
 	fs.StringVar(&o.compactionMode, "auto-compaction-mode", "periodic", "")
 	fs.StringVar(&o.compactionRetain, "auto-compaction-retention", "0", "")
 	fs.StringVar(&o.authToken, "auth-token", "simple", "")
+	fs.StringVar(&o.featureGates, "feature-gates", "", "")
 	fs.UintVar(&o.authTokenTTL, "auth-token-ttl", 300, "")
 	fs.UintVar(&o.bcryptCost, "bcrypt-cost", 10, "")
 	fs.StringVar(&o.logLevel, "log-level", "info", "")

@@ -124,9 +124,20 @@ func openNode(ctx context.Context, o *options, s *store.Store, reg prometheus.Re
 	return raftfsm.Open(raftfsm.Config{
 		Dir: dir, ID: id, Name: o.name, Store: s, ListenPeer: listen, AdvertisePeer: advertise, PeerURLs: strings.Split(o.advertisePeer, ","), TLS: peers,
 		ClientURLs: strings.Split(o.advertiseClient, ","), Version: version.Version, Logger: log, Registerer: reg, OnFatal: fatal,
-		HeartbeatTimeout: time.Duration(o.election) * time.Millisecond,
-		SnapshotEntries:  o.snapshotCount,
+		HeartbeatTimeout:        time.Duration(o.election) * time.Millisecond,
+		SnapshotEntries:         o.snapshotCount,
+		LeaseCheckpointInterval: checkpointInterval(o.featureGates),
 	})
+}
+
+// checkpointInterval is etcd's where its feature gate is on; the other gates mean nothing here.
+func checkpointInterval(gates string) time.Duration {
+	for _, gate := range strings.Split(gates, ",") {
+		if gate == "LeaseCheckpoint=true" {
+			return 5 * time.Minute
+		}
+	}
+	return 0
 }
 
 // hostPort returns the address in the first of the comma-separated URLs of a flag.
