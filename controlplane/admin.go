@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tripod-cluster/tripod/backup"
 	"github.com/tripod-cluster/tripod/controlplane/peer"
 )
 
@@ -54,6 +55,10 @@ func (p *Peer) adminHandler() http.Handler {
 			return
 		}
 		answer(w, struct{}{}, p.removePeer(r.Context(), q.Peer))
+	})
+	mux.HandleFunc("POST /v1/snapshots", func(w http.ResponseWriter, _ *http.Request) {
+		f, err := p.backups.Save(backup.Manual)
+		answer(w, f, err)
 	})
 	mux.HandleFunc("POST /v1/step-down", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, struct{}{}, p.stepDown(r.Context()))

@@ -61,9 +61,9 @@ func (p *Peer) checkJoin(q peer.JoinRequest) (int, error) {
 		same := m.ID.String() == q.ID
 		switch {
 		case m.Name == q.Name && !same:
-			return http.StatusConflict, fmt.Errorf("the name %s is taken by the peer at %s: join with --name, or remove that peer first (`controld peer remove %s` on another peer) if it is this host's former self", q.Name, host, q.Name)
+			return http.StatusConflict, fmt.Errorf("the name %s is taken by the peer at %s: join with --name, or remove that peer first (`controld member remove %s` on another peer) if it is this host's former self", q.Name, host, q.Name)
 		case host == q.Address && !same:
-			return http.StatusConflict, fmt.Errorf("the address %s belongs to the peer %s: remove that peer first (`controld peer remove %s` on another peer) if it is this host's former self", q.Address, m.Name, m.Name)
+			return http.StatusConflict, fmt.Errorf("the address %s belongs to the peer %s: remove that peer first (`controld member remove %s` on another peer) if it is this host's former self", q.Address, m.Name, m.Name)
 		}
 	}
 	return 0, nil

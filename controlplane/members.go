@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -47,7 +48,7 @@ func (p *Peer) promote(ctx context.Context, id raftfsm.PeerID) error {
 }
 
 func (p *Peer) removePeer(ctx context.Context, nameOrID string) error {
-	for _, m := range p.node.Members() {
+	for _, m := range slices.Concat(p.node.Members(), p.node.Expected()) {
 		if m.Name != nameOrID && m.ID.String() != nameOrID {
 			continue
 		}

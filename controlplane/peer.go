@@ -22,6 +22,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/tripod-cluster/tripod/apiserver"
+	"github.com/tripod-cluster/tripod/backup"
 	"github.com/tripod-cluster/tripod/controlplane/members"
 	"github.com/tripod-cluster/tripod/controlplane/peer"
 	"github.com/tripod-cluster/tripod/controlplane/vip"
@@ -42,6 +43,7 @@ type Peer struct {
 	node    *raftfsm.Node
 	writes  store.Proposer // node, under the quota
 	store   *store.Store
+	backups *backup.Schedule
 	fatal   func(error)
 
 	metrics     prometheus.Gatherer // of the node
@@ -114,6 +116,7 @@ func Run(ctx context.Context, cfg peer.Config, o Options) error {
 	}
 	part("certificates", p.renew)
 	part("watchdog", p.watchdog)
+	part("snapshots", p.runBackups)
 	notify(daemon.SdNotifyReady)
 	part("raft", p.bootstrap)
 	apiDone := make(chan struct{})
@@ -259,6 +262,10 @@ func (p *Peer) open() error {
 	// One limit for both front doors: a client that fills the store is refused
 	// before the store outgrows the memory of every peer.
 	p.writes = store.WithQuota(p.node, p.store, storeQuota, uint64(id))
+	if err := p.openBackups(reg); err != nil {
+		p.node.Close()
+		return err
+	}
 	return nil
 }
 
@@ -287,7 +294,8 @@ func mutual(f pki.Files, ca string) (server, client *tls.Config, err error) {
 
 // bootstrap makes the first peer of a new cluster its first member.
 func (p *Peer) bootstrap(ctx context.Context) error {
-	if !p.id.First {
+	// A peer that was a member and has no state has lost it: it must not begin anew by itself.
+	if !p.id.First || p.id.Phase != peer.PhaseInit {
 		return nil
 	}
 	if err := p.node.Bootstrap(ctx); err != nil && !errors.Is(err, raftfsm.ErrBootstrapped) {
@@ -300,7 +308,12 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
 	cluster := members.New(p.node, p.store, members.Options{Rules: raftfsm.Rules{Strict: true}, AddRefused: errJoin})
+	tmp, err := p.snapshotTmp()
+	if err != nil {
+		return nil, err
+	}
 	srv := etcdapi.New(etcdapi.Config{
+		SnapshotDir: tmp, SnapshotOrigin: p.origin,
 		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota, Metrics: p.metrics,
 		// The operator's certificate on every peer is root's.
 		ClientCertAuth: true,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,6 +44,15 @@ func (p *Peer) Status(ctx context.Context) peer.Status {
 		}
 		s.Peers = append(s.Peers, ps)
 	}
+	for _, m := range p.node.Expected() {
+		if i := slices.IndexFunc(s.Peers, func(q peer.PeerStatus) bool { return q.ID == m.ID.String() }); i >= 0 {
+			s.Peers[i].Expected = true
+			continue
+		}
+		host, _, _ := net.SplitHostPort(m.PeerAddr)
+		s.Peers = append(s.Peers, peer.PeerStatus{ID: m.ID.String(), Name: m.Name, Address: host, Expected: true})
+	}
+	s.Snapshots = p.backups.Status()
 	s.Nodes, s.NodesError = p.nodes(ctx)
 	if term != nil {
 		s.Duties = term.status()

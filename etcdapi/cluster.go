@@ -9,7 +9,7 @@ import (
 )
 
 // errUseControld tells a client that changes members where to go.
-var errUseControld = status.Error(codes.Unimplemented, "etcdserver: members are managed by controld: run 'controld token' on a peer and 'controld join' on the new one, or 'controld peer remove'")
+var errUseControld = status.Error(codes.Unimplemented, "etcdserver: members are managed by controld: run 'controld token' on a peer and 'controld join' on the new one, or 'controld member remove'")
 
 type clusterServer struct {
 	s *Server

@@ -315,7 +315,7 @@ func (n *Node) addHere(ctx context.Context, m Member) error {
 	}
 	for _, o := range n.Members() {
 		if o.ID != m.ID && o.PeerAddr == m.PeerAddr {
-			return fmt.Errorf("peer address %s belongs to member %v (%s): remove that one first (`controld peer remove`)", m.PeerAddr, o.ID, o.Name)
+			return fmt.Errorf("peer address %s belongs to member %v (%s): remove that one first (`controld member remove`)", m.PeerAddr, o.ID, o.Name)
 		}
 	}
 	if err := n.recordMember(ctx, m); err != nil {

@@ -49,6 +49,7 @@ func initCommand(f *flags) *cobra.Command {
 
 func joinCommand(f *flags) *cobra.Command {
 	var name, advertise string
+	var reset bool
 	c := &cobra.Command{
 		Use: "join TOKEN@HOST", Short: "Make this host one more peer of a cluster", Args: cobra.ExactArgs(1),
 		Long: "join takes the line that `controld token` prints on a peer, receives the cluster's\nauthorities, starts controld, and returns when the new peer votes and serves. If it is\ninterrupted or fails, run it again.",
@@ -60,6 +61,14 @@ func joinCommand(f *flags) *cobra.Command {
 			ctx, cancel := context.WithTimeout(c.Context(), enrollTimeout)
 			defer cancel()
 			out := c.OutOrStdout()
+			if reset {
+				if _, _, err := pki.ParseToken(args[0]); err != nil {
+					return err
+				}
+				if err := enroll.Reset(ctx, cfg, out); err != nil {
+					return err
+				}
+			}
 			if err := enroll.Join(ctx, enroll.JoinOptions{Config: cfg, Line: args[0], Name: name, Advertise: advertise, Out: out}); err != nil {
 				return err
 			}
@@ -69,6 +78,7 @@ func joinCommand(f *flags) *cobra.Command {
 	}
 	c.Flags().StringVar(&name, "name", "", "name of this peer (default: the host name)")
 	c.Flags().StringVar(&advertise, "advertise", "", "address at which other hosts reach this one (default: the one towards HOST)")
+	c.Flags().BoolVar(&reset, "reset", false, "first make this host forget the cluster that it belongs to, as `controld reset --yes`")
 	return c
 }
 

@@ -83,6 +83,8 @@ func worries(st peer.Status) []error {
 	}
 	for _, p := range st.Peers {
 		switch {
+		case p.Expected && !p.Reachable:
+			add("peer %s (%s) of the cluster that was replaced has not come back: start controld there; where its data or certificates are lost, run `controld join --reset`; if it is gone for good, run `controld member remove %s` here", p.Name, p.Address, p.Name)
 		case !p.Reachable:
 			add("peer %s (%s) does not answer: see `systemctl status controld` there", p.Name, p.Address)
 		case !p.Voter:
@@ -100,6 +102,11 @@ func worries(st peer.Status) []error {
 	for _, d := range st.Duties {
 		if !d.Healthy {
 			add("%s is not healthy: %s %s", d.Name, d.Message, d.LastError)
+		}
+	}
+	for _, p := range st.Snapshots {
+		if err := p.Problem(); err != nil {
+			w = append(w, err)
 		}
 	}
 	if left := time.Until(st.CertificatesExpire); !st.CertificatesExpire.IsZero() && left < 14*24*time.Hour {
@@ -121,24 +128,20 @@ func printStatus(out io.Writer, st peer.Status) error {
 		}
 	}
 	fmt.Fprintf(out, "%s (%s): %s%s\nterm %d, revision %d, services %s, pods %s\n\n", st.Name, st.Address, state, vip, st.Term, st.Revision, st.Cluster.ServiceCIDR, st.Cluster.ClusterCIDR)
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "PEER\tADDRESS\tROLE\tSTATE\tLAG\tVERSION")
-	for _, p := range st.Peers {
-		role, ps := "learner", "up"
-		if p.Voter {
-			role = "voter"
-		}
-		if p.Leader {
-			role = "leader"
-		}
-		if !p.Reachable {
-			ps = "unreachable"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Address, role, ps, p.Lag, p.Version)
-	}
-	if err := t.Flush(); err != nil {
+	if err := printPeers(out, st.Peers); err != nil {
 		return err
 	}
+	if len(st.Snapshots) > 0 {
+		fmt.Fprintln(out)
+	}
+	for _, p := range st.Snapshots {
+		newest := "none"
+		if !p.Newest.IsZero() {
+			newest = p.Newest.Local().Format("2006-01-02 15:04")
+		}
+		fmt.Fprintf(out, "newest snapshot (%s): %s\n", p.Place, newest)
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "\nNODE\tADDRESS\tREADY\tREASON")
 	for _, n := range st.Nodes {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", n.Name, n.Address, n.Ready, n.Reason)

@@ -42,13 +42,13 @@ func Reset(ctx context.Context, c peer.Config, out io.Writer) error {
 	return nil
 }
 
-// stop stops and disables the unit.
-func (s *service) stop(ctx context.Context, out io.Writer) error {
+// halt stops the unit.
+func (s *service) halt(ctx context.Context, out io.Writer) error {
 	done := make(chan string, 1)
 	if _, err := s.conn.StopUnitContext(ctx, unit, "replace", done); err != nil {
 		return fmt.Errorf("systemctl stop %s: %w", unit, err)
 	}
-	err := wait(ctx, out, "systemd to stop "+unit, func(context.Context) (bool, string, error) {
+	return wait(ctx, out, "systemd to stop "+unit, func(context.Context) (bool, string, error) {
 		select {
 		case r := <-done:
 			if r != "done" {
@@ -59,7 +59,11 @@ func (s *service) stop(ctx context.Context, out io.Writer) error {
 			return false, "", nil
 		}
 	})
-	if err != nil {
+}
+
+// stop stops and disables the unit.
+func (s *service) stop(ctx context.Context, out io.Writer) error {
+	if err := s.halt(ctx, out); err != nil {
 		return err
 	}
 	if _, err := s.conn.DisableUnitFilesContext(ctx, []string{unit}, false); err != nil {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/tripod-cluster/tripod/backup"
 	"github.com/tripod-cluster/tripod/pki"
 )
 
@@ -40,6 +41,8 @@ type Status struct {
 	// CertificatesExpire is when the first certificate of this peer ends; they are
 	// renewed when a third of their life is left.
 	CertificatesExpire time.Time `json:"certificatesExpire"`
+	// Snapshots is how those are that this peer takes, a place each.
+	Snapshots []backup.PlaceStatus `json:"snapshots,omitempty"`
 }
 
 // PeerStatus is one raft peer as the answering one sees it.
@@ -50,9 +53,12 @@ type PeerStatus struct {
 	Voter     bool   `json:"voter"`
 	Leader    bool   `json:"leader"`
 	Reachable bool   `json:"reachable"`
-	Applied   uint64 `json:"applied"`
-	Lag       uint64 `json:"lag"` // raft entries behind the leader
-	Version   string `json:"version,omitempty"`
+	// Expected: it was a member of the cluster that this one has replaced, and has not
+	// come back as a voter yet.
+	Expected bool   `json:"expected,omitempty"`
+	Applied  uint64 `json:"applied"`
+	Lag      uint64 `json:"lag"` // raft entries behind the leader
+	Version  string `json:"version,omitempty"`
 }
 
 // NodeStatus is one node.
@@ -154,6 +160,12 @@ func (a *Admin) Token(ctx context.Context, r TokenRequest) (TokenResponse, error
 // RemovePeer removes a peer by name or ID from the cluster, for good.
 func (a *Admin) RemovePeer(ctx context.Context, nameOrID string) error {
 	return a.call(ctx, http.MethodPost, "/v1/peers/remove", map[string]string{"peer": nameOrID}, nil)
+}
+
+// SaveSnapshot takes a snapshot of the store in the configured directory.
+func (a *Admin) SaveSnapshot(ctx context.Context) (backup.File, error) {
+	var f backup.File
+	return f, a.call(ctx, http.MethodPost, "/v1/snapshots", struct{}{}, &f)
 }
 
 // StepDown hands the leadership to another peer.

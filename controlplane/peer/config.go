@@ -8,10 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/tripod-cluster/tripod/backup"
 )
 
 // Paths of an installed peer.
@@ -47,6 +50,14 @@ type Config struct {
 	PodEvictionWait Duration `json:"podEvictionWait,omitempty"`
 	// Workers sets how many workers a controller has, by its name.
 	Workers map[string]int `json:"workers,omitempty"`
+	// SnapshotInterval is how often a snapshot of the store is taken; 0 for never.
+	// SnapshotKeep of them are kept in SnapshotDirectory, and as many at each place
+	// on another machine.
+	SnapshotInterval  Duration         `json:"snapshotInterval,omitempty"`
+	SnapshotKeep      int              `json:"snapshotKeep,omitempty"`
+	SnapshotDirectory string           `json:"snapshotDirectory,omitempty"`
+	SnapshotS3        backup.S3Config  `json:"snapshotS3,omitzero"`
+	SnapshotSSH       backup.SSHConfig `json:"snapshotSSH,omitzero"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `json:"logLevel,omitempty"`
 }
@@ -75,6 +86,7 @@ func Default() Config {
 		ListenAddress: "0.0.0.0", APIPort: 6443, EtcdPort: 2379, PeerPort: 2380,
 		StateDir: DefaultStateDir, AuditLog: DefaultStateDir + "/audit/audit.log",
 		NodeMonitorGracePeriod: Duration(40 * time.Second), PodEvictionWait: Duration(5 * time.Minute),
+		SnapshotInterval: Duration(time.Hour), SnapshotKeep: 24, SnapshotDirectory: DefaultStateDir + "/snapshots",
 		LogLevel: "info",
 	}
 }
@@ -134,6 +146,9 @@ func (c *Config) validate() error {
 	if d := time.Duration(c.PodEvictionWait); d < 0 || d > 24*time.Hour {
 		return fmt.Errorf("podEvictionWait: %v is out of range (0s to 24h)", d)
 	}
+	if err := c.validateSnapshots(); err != nil {
+		return err
+	}
 	switch c.LogLevel {
 	case "debug", "info", "warn", "error":
 	default:
@@ -145,6 +160,37 @@ func (c *Config) validate() error {
 		}
 	}
 	return nil
+}
+
+func (c *Config) validateSnapshots() error {
+	if d := time.Duration(c.SnapshotInterval); d != 0 && (d < time.Minute || d > 31*24*time.Hour) {
+		return fmt.Errorf("snapshotInterval: %v is out of range (1m to 744h, or 0s for none)", d)
+	}
+	if c.SnapshotKeep < 1 || c.SnapshotKeep > 10000 {
+		return fmt.Errorf("snapshotKeep: %d is out of range (1 to 10000)", c.SnapshotKeep)
+	}
+	if !filepath.IsAbs(c.SnapshotDirectory) {
+		return fmt.Errorf("snapshotDirectory: %q is not an absolute path", c.SnapshotDirectory)
+	}
+	if err := c.SnapshotS3.Validate(); err != nil {
+		return fmt.Errorf("snapshotS3.%w", err)
+	}
+	if err := c.SnapshotSSH.Validate(); err != nil {
+		return fmt.Errorf("snapshotSSH.%w", err)
+	}
+	return nil
+}
+
+// SnapshotDestinations are the places on other machines.
+func (c *Config) SnapshotDestinations() []backup.Destination {
+	var out []backup.Destination
+	if c.SnapshotS3.Set() {
+		out = append(out, backup.NewS3(c.SnapshotS3))
+	}
+	if c.SnapshotSSH.Set() {
+		out = append(out, backup.NewSSH(c.SnapshotSSH))
+	}
+	return out
 }
 
 // Cluster is what all peers agree on. It is set by `controld init` and handed to

@@ -34,7 +34,7 @@ func ofHost(t *testing.T) Config {
 }
 
 // A key in the packaged file follows the # at once, a comment after a space.
-var commentedKey = regexp.MustCompile(`(?m)^#([a-zA-Z]+):`)
+var commentedKey = regexp.MustCompile(`(?m)^#([a-zA-Z0-9]+):`)
 
 // TestPackagedFileHasEveryDefault: the file of the package changes nothing as it
 // is, nor with every key uncommented, and it has every key.
@@ -112,6 +112,11 @@ func TestMistakesAreNamed(t *testing.T) {
 		"podEvictionWait: -1s":               "podEvictionWait: -1s is out of range (0s to 24h)",
 		"podEvictionWait: 25h":               "podEvictionWait: 25h0m0s is out of range",
 		"logLevel: loud":                     `logLevel: "loud" is none of debug, info, warn, error`,
+		"snapshotInterval: 30s":              "snapshotInterval: 30s is out of range (1m to 744h",
+		"snapshotKeep: 0":                    "snapshotKeep: 0 is out of range (1 to 10000)",
+		"snapshotDirectory: snapshots":       `snapshotDirectory: "snapshots" is not an absolute path`,
+		"snapshotS3: {bucket: b}":            `snapshotS3.endpoint: "" is not of the form`,
+		"snapshotSSH: {address: h}":          "snapshotSSH.user: none is given",
 		"workers: {deployment: 0}":           "workers.deployment: 0 is out of range (1 to 1000)",
 		"workers: {deployment: 1001}":        "workers.deployment: 1001 is out of range",
 		"workers: [deployment]":              "workers",

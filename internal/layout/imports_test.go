@@ -60,12 +60,12 @@ var rooms = []room{
 	{pkgs: []string{"dataplane"}, never: everythingOfK8s, why: "the service model has no Kubernetes types"},
 
 	{pkgs: []string{"controlplane/vip"}, why: "it knows an address and no cluster"},
-	{pkgs: []string{"controlplane/peer"}, own: []string{"pki"}, never: []string{"k8s.io/..."}, why: "it reads, checks and writes what a peer is"},
+	{pkgs: []string{"controlplane/peer"}, own: []string{"backup", "pki"}, never: []string{"k8s.io/..."}, why: "it reads, checks and writes what a peer is"},
 	{pkgs: []string{"controlplane/members"}, own: []string{"etcdapi", "raftfsm", "store"}, never: []string{"k8s.io/..."}, why: "it shows raftfsm's members to etcdapi"},
-	{pkgs: []string{"controlplane/enroll"}, own: []string{"controlplane/peer", "controlplane/vip", "pki"}, never: everythingOfK8s, why: "init and join run before there is a cluster"},
-	{pkgs: []string{"controlplane"}, own: []string{"controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling"}, why: "it assembles a peer"},
+	{pkgs: []string{"controlplane/enroll"}, own: []string{"backup/etcddb", "controlplane/peer", "controlplane/vip", "pki", "raftfsm", "store"}, never: everythingOfK8s, why: "it runs where there is no cluster, or none that serves"},
+	{pkgs: []string{"controlplane"}, own: []string{"backup/...", "controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling"}, why: "it assembles a peer"},
 
-	{pkgs: []string{"cmd/controld"}, own: []string{"controlplane/...", "pki"}, why: "flags, configuration, wiring"},
+	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "pki"}, why: "flags, configuration, wiring"},
 	{pkgs: []string{"cmd/noded"}, own: []string{"nodeagent/...", "dataplane/...", "pki"}, never: kubernetesMachinery, why: "flags, configuration, wiring; nothing of the control plane"},
 	{pkgs: []string{"cmd/kubectl"}, why: "Kubernetes' own program"},
 

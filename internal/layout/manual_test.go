@@ -117,7 +117,7 @@ func commandLine(name, src string) (commands, flags []string, err error) {
 			if !ok {
 				break
 			}
-			for _, kind := range []string{"String", "Bool", "Int", "Duration", "StringSlice", "StringArray"} {
+			for _, kind := range []string{"String", "Bool", "Int", "Int64", "Duration", "StringSlice", "StringArray"} {
 				i := -1
 				switch s.Sel.Name {
 				case kind, kind + "P":

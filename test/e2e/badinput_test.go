@@ -94,7 +94,7 @@ func TestBadInput(t *testing.T) {
 		untouched(t)
 	})
 	t.Run("name taken", func(t *testing.T) {
-		refuse(t, "controld join --name "+cluster.Host(2)+" "+token(t, "peer"), "name "+cluster.Host(2)+" is taken by", cluster.Addr(2), "controld peer remove")
+		refuse(t, "controld join --name "+cluster.Host(2)+" "+token(t, "peer"), "name "+cluster.Host(2)+" is taken by", cluster.Addr(2), "controld member remove")
 		refuse(t, "noded join --node-name "+cluster.Host(2)+" "+token(t, "node"), "NodeNameTaken", cluster.Host(2)+" is in the cluster", "kubectl delete node "+cluster.Host(2))
 		untouched(t)
 	})
@@ -146,7 +146,7 @@ func TestBadInput(t *testing.T) {
 		// and leaves, for the tests that follow
 		in(t, spare, "noded reset --yes")
 		kubectl(t, "delete", "node", cluster.Host(spare))
-		in(t, 1, "controld peer remove "+cluster.Host(spare))
+		in(t, 1, "controld member remove "+cluster.Host(spare))
 		in(t, spare, "controld reset --yes")
 		untouched(t)
 	})
