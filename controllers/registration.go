@@ -9,6 +9,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/disruption"
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
+	"github.com/tripod-cluster/tripod/controllers/endpointslicemirroring"
 	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
 	"github.com/tripod-cluster/tripod/controllers/horizontalpodautoscaler"
 	"github.com/tripod-cluster/tripod/controllers/job"
@@ -83,6 +84,7 @@ var registrations = []registration{
 		},
 	},
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
+	{name: "endpointslicemirroring", component: "endpoint-slice-mirroring-controller", build: plain(endpointslicemirroring.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
 	{
 		name: "nodeipam", component: "cidrAllocator",
