@@ -77,7 +77,8 @@ func (n *Node) confirm() (uint64, error) {
 	if term == 0 {
 		return 0, errNotReady
 	}
-	index := n.raft.CommitIndex()
+	// What raft has committed beyond the leader's own disk was acknowledged to nobody yet; see ahead.go.
+	index := n.logs.commitCap(n.raft.CommitIndex())
 	ctx, cancel := context.WithTimeout(n.ctx, 2*n.cfg.HeartbeatTimeout)
 	defer cancel()
 	voters, acks := 0, 0
