@@ -76,6 +76,16 @@
 //   - A full disk fails the log: proposals are refused before that, and go on by
 //     themselves (disk.go); TestDiskNearlyFull.
 //
+// # Another cluster takes the place of this one
+//
+// BeginCluster makes the directory of a peer that does not run the beginning of a new
+// cluster: with what a snapshot holds (a restore), or with what ReadOffline finds on the
+// last peer that is left of a majority that was lost. The leader of the new cluster seeks
+// the peers of the one that it replaced (expect.go). One of them that runs is told, notes it,
+// and ends with ErrReplaced through OnFatal; opened again, it puts its state aside, refuses
+// those who have not heard yet, and is added and promoted (replace.go). IDs that were
+// removed stay removed.
+//
 // # Duties of the caller
 //
 // Open the Node, then either Bootstrap the first peer or have an existing peer
