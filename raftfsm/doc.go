@@ -39,6 +39,9 @@
 //   - A vote is two writes of the stable store: it is one (stable.go); TestVoteIsAtomic.
 //   - AppendEntries has no limit in bytes: capped (transport.go);
 //     TestAppendEntriesIsCappedInBytes, TestCatchUpAcrossCappedRequests.
+//   - A sender goes on in a pipeline whose answers nobody reads after a refused one, and hangs with
+//     all replication to that follower: the refusal closes the pipeline (transport.go);
+//     TestPipelineEndsWithARefusal.
 //   - Restore runs in the handler of the leader's call: the whole snapshot is staged beside
 //     the live state, then swapped (snapshot.go, store.Restore);
 //     TestReadsGoOnWhileASnapshotIsStaged, TestRestoreOfADamagedSnapshotChangesNothing.
