@@ -19,14 +19,12 @@ type options struct {
 	tlsMin, tlsMax                   string
 	clientCertAuth, autoTLS          bool
 	snapshotCount                    uint64
-	catchUpEntries                   uint64
 	quota                            int64
 	maxRequestBytes, maxTxnOps       uint
 	maxLearners                      int
 	maxStreams                       uint
-	heartbeat, election              uint // milliseconds
+	election                         uint // milliseconds
 	strictReconfig, forceNew, pprof  bool
-	gateway                          bool
 	progressInterval                 string
 	compactionMode, compactionRetain string
 	authToken                        string
@@ -42,7 +40,7 @@ type options struct {
 // Flags of etcd that are accepted and mean nothing here: what they tune does not exist, or is not on a
 // client's side.
 var (
-	ignoredBools = strings.Fields(`discovery-insecure-skip-tls-verify discovery-insecure-transport enable-distributed-tracing
+	ignoredBools = strings.Fields(`enable-grpc-gateway discovery-insecure-skip-tls-verify discovery-insecure-transport enable-distributed-tracing
 		enable-log-rotation initial-election-tick-advance memory-mlock peer-auto-tls peer-client-cert-auth
 		peer-skip-client-san-verification pre-vote socket-reuse-address socket-reuse-port unsafe-no-fsync`)
 	ignoredValues = strings.Fields(`backend-batch-interval backend-batch-limit backend-bbolt-freelist-type
@@ -52,7 +50,7 @@ var (
 		discovery-keepalive-timeout discovery-key discovery-password discovery-request-timeout discovery-srv discovery-srv-name
 		discovery-token discovery-user distributed-tracing-address distributed-tracing-instance-id
 		distributed-tracing-sampling-rate distributed-tracing-service-name downgrade-check-time
-		grpc-keepalive-interval grpc-keepalive-min-time grpc-keepalive-timeout host-whitelist log-format
+		grpc-keepalive-interval heartbeat-interval snapshot-catchup-entries grpc-keepalive-min-time grpc-keepalive-timeout host-whitelist log-format
 		log-rotation-config-json logger max-snapshots max-wals metrics peer-cert-allowed-cn peer-cert-allowed-hostname
 		peer-cert-file peer-client-cert-file peer-client-key-file peer-crl-file peer-key-file peer-trusted-ca-file
 		raft-read-timeout raft-write-timeout self-signed-cert-validity v2-deprecation wal-dir
@@ -85,18 +83,15 @@ func parseFlags(args []string) (*options, error) {
 	fs.BoolVar(&o.clientCertAuth, "client-cert-auth", false, "")
 	fs.BoolVar(&o.autoTLS, "auto-tls", false, "")
 	fs.Uint64Var(&o.snapshotCount, "snapshot-count", 10000, "")
-	fs.Uint64Var(&o.catchUpEntries, "snapshot-catchup-entries", 5000, "")
 	fs.Int64Var(&o.quota, "quota-backend-bytes", 0, "")
 	fs.UintVar(&o.maxRequestBytes, "max-request-bytes", 1536<<10, "")
 	fs.UintVar(&o.maxTxnOps, "max-txn-ops", 128, "")
 	fs.UintVar(&o.maxStreams, "max-concurrent-streams", 1<<32-1, "")
 	fs.IntVar(&o.maxLearners, "max-learners", 1, "")
-	fs.UintVar(&o.heartbeat, "heartbeat-interval", 100, "")
 	fs.UintVar(&o.election, "election-timeout", 1000, "")
 	fs.BoolVar(&o.strictReconfig, "strict-reconfig-check", true, "")
 	fs.BoolVar(&o.forceNew, "force-new-cluster", false, "")
 	fs.BoolVar(&o.pprof, "enable-pprof", false, "")
-	fs.BoolVar(&o.gateway, "enable-grpc-gateway", true, "")
 	fs.StringVar(&o.progressInterval, "watch-progress-notify-interval", "10m", "")
 	fs.StringVar(&o.compactionMode, "auto-compaction-mode", "periodic", "")
 	fs.StringVar(&o.compactionRetain, "auto-compaction-retention", "0", "")

@@ -2,10 +2,13 @@ package main
 
 import (
 	"flag"
+	"reflect"
 	"slices"
 	"testing"
 
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/tripod-cluster/tripod/raftfsm"
 )
 
 // Every flag of etcd is taken, in the form in which etcd takes it, and no other.
@@ -35,7 +38,7 @@ func TestFlagsAreEtcds(t *testing.T) {
 
 func TestInitialCluster(t *testing.T) {
 	got, err := parseInitialCluster("a=http://h:1,b=http://h:2,a=http://h:3")
-	if want := []founder{{"a", "http://h:1"}, {"b", "http://h:2"}}; err != nil || !slices.Equal(got, want) {
+	if want := []founder{{"a", []string{"http://h:1", "http://h:3"}}, {"b", []string{"http://h:2"}}}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	for _, bad := range []string{"", "a", "=http://h:1", "a="} {
@@ -45,12 +48,17 @@ func TestInitialCluster(t *testing.T) {
 	}
 }
 
-// Two processes agree on who is who without talking, and another token is another cluster.
-func TestIdentitiesAreDerived(t *testing.T) {
-	if founderID("t", "a") != founderID("t", "a") || clusterID("t") != clusterID("t") {
-		t.Error("not the same the second time")
+// The IDs of a cluster of one are those that etcd gives it: its own TestCtlV3GetFormat expects this cluster.
+func TestIdentitiesAreEtcds(t *testing.T) {
+	id := founderID("new", []string{"https://localhost:20001"})
+	cluster := clusterID([]raftfsm.Member{{ID: id}})
+	if id != 0x00a8f3458387986d || cluster != 0x34c21a2d427db393 {
+		t.Errorf("member %v of cluster %x", id, cluster)
 	}
-	if founderID("t", "a") == founderID("t", "b") || founderID("t", "a") == founderID("u", "a") || clusterID("t") == clusterID("u") {
+	if founderID("t", []string{"a", "b"}) != founderID("t", []string{"b", "a"}) {
+		t.Error("the order of the URLs counts")
+	}
+	if founderID("t", []string{"a"}) == founderID("t", []string{"b"}) || founderID("t", []string{"a"}) == founderID("u", []string{"a"}) {
 		t.Error("two share an identity")
 	}
 }

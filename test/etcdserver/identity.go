@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha1"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,24 +13,34 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/tripod-cluster/tripod/raftfsm"
 )
 
-// derive gives the same number, never 0, in every process that is given the same words.
-func derive(words ...string) uint64 {
-	sum := sha256.Sum256([]byte(strings.Join(words, "\x00")))
-	return binary.BigEndian.Uint64(sum[:])>>1 | 1
+// founderID is the ID of a founder of the cluster of token, as etcd makes it: a digest of its peer URLs and the
+// token. IDs of those who come later are made by the cluster.
+func founderID(token string, peerURLs []string) raftfsm.PeerID {
+	sum := sha1.Sum([]byte(strings.Join(slices.Sorted(slices.Values(peerURLs)), "") + token))
+	return raftfsm.PeerID(binary.BigEndian.Uint64(sum[:]))
 }
 
-// founderID is the ID of a founder of the cluster of token. IDs of those who come later are made by the cluster.
-func founderID(token, name string) raftfsm.PeerID {
-	return raftfsm.PeerID(derive("member", token, name))
+// clusterID is the ID of a new cluster, as etcd makes it: a digest of its founders' IDs.
+func clusterID(founders []raftfsm.Member) uint64 {
+	var ids []raftfsm.PeerID
+	for _, f := range founders {
+		ids = append(ids, f.ID)
+	}
+	slices.Sort(ids)
+	var all []byte
+	for _, id := range ids {
+		all = binary.BigEndian.AppendUint64(all, uint64(id))
+	}
+	sum := sha1.Sum(all)
+	return binary.BigEndian.Uint64(sum[:])
 }
-
-func clusterID(token string) uint64 { return derive("cluster", token) }
 
 // peerTLS returns what raftfsm asks for, for a peer or a stranger of that name. The authority is the same in every process with the same token: it
 // keeps clusters apart and protects nothing, as anyone can derive it.
@@ -69,22 +80,25 @@ func peerTLS(token, name string) (func() (server, client *tls.Config, err error)
 }
 
 // founder is one entry of --initial-cluster.
-type founder struct{ name, url string }
+type founder struct {
+	name string
+	urls []string
+}
 
-// parseInitialCluster reads name=url,name=url. A name that comes again has several URLs, of which the first
-// counts.
+// parseInitialCluster reads name=url,name=url. A name that comes again has several URLs.
 func parseInitialCluster(s string) ([]founder, error) {
 	var out []founder
-	seen := map[string]bool{}
 	for _, part := range strings.Split(s, ",") {
 		name, url, ok := strings.Cut(part, "=")
 		if !ok || name == "" || url == "" {
 			return nil, fmt.Errorf("--initial-cluster: %q is not name=url", part)
 		}
-		if !seen[name] {
-			out = append(out, founder{name, url})
+		i := slices.IndexFunc(out, func(f founder) bool { return f.name == name })
+		if i < 0 {
+			i = len(out)
+			out = append(out, founder{name: name})
 		}
-		seen[name] = true
+		out[i].urls = append(out[i].urls, url)
 	}
 	return out, nil
 }

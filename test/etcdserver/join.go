@@ -24,10 +24,19 @@ func ownID(ctx context.Context, o *options, dir string) (raftfsm.PeerID, error) 
 		return raftfsm.EnsureID(dir)
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, fmt.Errorf("look for this peer's identity: %w", err)
-	case o.state != stateExisting:
-		return founderID(o.token, o.name), nil
+	case o.state == stateExisting:
+		return lookUp(ctx, o)
 	}
-	return lookUp(ctx, o)
+	list, err := founders(o)
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range list {
+		if f.Name == o.name {
+			return f.ID, nil
+		}
+	}
+	return 0, fmt.Errorf("--initial-cluster does not name %q", o.name)
 }
 
 // lookUp asks the others until one knows this peer.
@@ -69,12 +78,12 @@ func lookUp(ctx context.Context, o *options) (raftfsm.PeerID, error) {
 
 // belong returns when this peer belongs to its cluster and the cluster knows its name.
 func belong(ctx context.Context, o *options, node *raftfsm.Node) error {
-	if o.state != stateExisting && node.ID() == founderID(o.token, o.name) {
-		list, err := founders(o)
-		if err != nil {
-			return err
-		}
-		return node.BootstrapTogether(ctx, clusterID(o.token), list)
+	list, err := founders(o)
+	if err != nil {
+		return err
+	}
+	if o.state != stateExisting && slices.ContainsFunc(list, func(f raftfsm.Member) bool { return f.ID == node.ID() }) {
+		return node.BootstrapTogether(ctx, clusterID(list), list)
 	}
 	for {
 		err := node.ReadIndex(ctx)
@@ -102,11 +111,11 @@ func founders(o *options) ([]raftfsm.Member, error) {
 	}
 	var out []raftfsm.Member
 	for _, f := range list {
-		addr, err := hostPort("--initial-cluster", f.url)
+		addr, err := hostPort("--initial-cluster", f.urls[0])
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, raftfsm.Member{ID: founderID(o.token, f.name), Name: f.name, PeerAddr: addr})
+		out = append(out, raftfsm.Member{ID: founderID(o.token, f.urls), Name: f.name, PeerAddr: addr, PeerURLs: f.urls})
 	}
 	return out, nil
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,6 +36,9 @@ const defaultQuota = 2 << 30
 
 // run serves until ctx ends.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
+	if o.forceNew {
+		return errors.New("--force-new-cluster: a cluster is begun anew from a stopped peer by `controld`, not by a flag of the server")
+	}
 	fatal := make(chan error, 1)
 	s := store.New(store.Options{})
 	reg := prometheus.NewRegistry()
@@ -242,6 +247,29 @@ func serveClients(o *options, front *etcdapi.Front, log *slog.Logger) error {
 	return serve(o.listenMetrics, httpOnly)
 }
 
+// notRevoked reads the revocation list in a file, anew for each connection as etcd does.
+func notRevoked(path string, certs []*x509.Certificate) error {
+	der, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read the revocation list: %w", err)
+	}
+	if block, _ := pem.Decode(der); block != nil {
+		der = block.Bytes
+	}
+	list, err := x509.ParseRevocationList(der)
+	if err != nil {
+		return fmt.Errorf("read the revocation list %s: %w", path, err)
+	}
+	for _, c := range certs {
+		for _, r := range list.RevokedCertificateEntries {
+			if r.SerialNumber.Cmp(c.SerialNumber) == 0 {
+				return fmt.Errorf("transport: certificate serial %x revoked", c.SerialNumber)
+			}
+		}
+	}
+	return nil
+}
+
 // clientTLS is nil where no certificate was given.
 func clientTLS(o *options) (*tls.Config, error) {
 	info := transport.TLSInfo{
@@ -282,6 +310,9 @@ func clientTLS(o *options) (*tls.Config, error) {
 	conf, err := info.ServerConfig()
 	if err != nil {
 		return nil, fmt.Errorf("TLS for clients: %w", err)
+	}
+	if o.crl != "" {
+		conf.VerifyConnection = func(s tls.ConnectionState) error { return notRevoked(o.crl, s.PeerCertificates) }
 	}
 	return conf, nil
 }
