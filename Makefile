@@ -103,7 +103,7 @@ powercuts: ## power cuts under load: no acknowledged write lost
 	@grep -h -E 'acknowledged over|seed' $(T)/logs/powercuts.log
 
 FUZZTIME ?= 2m
-FUZZ := ./store ./raftfsm ./etcdapi $(wildcard ./backup/etcddb ./backup/*)
+FUZZ := ./store ./raftfsm ./etcdapi $(wildcard ./backup ./backup/*)
 fuzz: ## each fuzz target of the store in turn, for FUZZTIME (2m)
 	@.ci/fuzz $(FUZZTIME) $(FUZZ)
 
