@@ -14,8 +14,8 @@
 //   - A permission that is granted again for the same range replaces the first
 //     one; of several that begin with one key etcd may keep both.
 //   - A jwt option that is not known is refused and not overlooked.
-//   - Members are added and removed with controld; the calls that change
-//     membership work only where Config.Members is given.
+//   - The calls that change membership work only where Config.Members is given.
+//   - Every downgrade is refused. There are no websockets on the JSON gateway.
 //   - Hash and HashKV compare members of this cluster with each other, not
 //     with an etcd server.
 //   - Defragment has nothing to do, and succeeds.
