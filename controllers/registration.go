@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/rootca"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/serviceaccount"
+	"github.com/tripod-cluster/tripod/controllers/servicecidr"
 	"github.com/tripod-cluster/tripod/controllers/statefulset"
 	"github.com/tripod-cluster/tripod/controllers/tainteviction"
 	"github.com/tripod-cluster/tripod/controllers/tokencleaner"
@@ -86,6 +87,7 @@ var registrations = []registration{
 	{name: "endpointslice", component: "endpoint-slice-controller", build: plain(endpointslice.New)},
 	{name: "endpointslicemirroring", component: "endpoint-slice-mirroring-controller", build: plain(endpointslicemirroring.New)},
 	{name: "endpoints", component: "endpoint-controller", build: plain(endpoints.New)},
+	{name: "servicecidr", component: "service-cidr-controller", build: plain(servicecidr.New)},
 	{
 		name: "nodeipam", component: "cidrAllocator",
 		needs: func(c *Config) bool { return c.ClusterCIDR.IsValid() },
