@@ -30,7 +30,7 @@ func TestDisasterRecovery(t *testing.T) {
 	for i := 1; i <= hosts; i++ {
 		in(t, i, "rm -rf /var/lib/controld/raft")
 	}
-	if out, err := tryIn(1, "controld snapshot restore "+file); err == nil || !strings.Contains(out, "--yes") {
+	if out, err := tryIn(1, "controld snapshot restore "+file); err == nil || !strings.Contains(err.Error(), "--yes") {
 		t.Errorf("a restore that nobody confirmed: %v\n%s", err, out)
 	}
 	t.Log(in(t, 1, "controld snapshot restore --yes "+file))
