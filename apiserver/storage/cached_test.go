@@ -110,15 +110,15 @@ func TestSuiteCached(t *testing.T) {
 		"Watch":                              cached(storagetesting.RunTestWatch),
 		"DeleteTriggerWatch":                 cached(storagetesting.RunTestDeleteTriggerWatch),
 		"WatchFromNonZero":                   cached(storagetesting.RunTestWatchFromNonZero),
-		"DelayedWatchDelivery":               cached(func(ctx context.Context, t *testing.T, s kstorage.Interface) {
+		"DelayedWatchDelivery": cached(func(ctx context.Context, t *testing.T, s kstorage.Interface) {
 			storagetesting.RunTestDelayedWatchDelivery(ctx, t, paced{s})
 		}),
-		"WatcherTimeout":                     cached(storagetesting.RunTestWatcherTimeout),
-		"WatchDeleteEventHasLatestRV":        cached(storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV),
-		"WatchInitializationSignal":          cached(storagetesting.RunTestWatchInitializationSignal),
-		"NamespaceScopedWatch":               cached(storagetesting.RunTestNamespaceScopedWatch),
-		"SendInitialEventsBackward":          cached(storagetesting.RunSendInitialEventsBackwardCompatibility),
-		"BookmarksHaveCorrectRV":             cached(storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion),
+		"WatcherTimeout":              cached(storagetesting.RunTestWatcherTimeout),
+		"WatchDeleteEventHasLatestRV": cached(storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV),
+		"WatchInitializationSignal":   cached(storagetesting.RunTestWatchInitializationSignal),
+		"NamespaceScopedWatch":        cached(storagetesting.RunTestNamespaceScopedWatch),
+		"SendInitialEventsBackward":   cached(storagetesting.RunSendInitialEventsBackwardCompatibility),
+		"BookmarksHaveCorrectRV":      cached(storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion),
 		"WatchDispatchBookmarkEvents": cached(func(ctx context.Context, t *testing.T, s kstorage.Interface) {
 			storagetesting.RunTestWatchDispatchBookmarkEvents(ctx, t, s, true)
 		}),
