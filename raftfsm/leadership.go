@@ -35,6 +35,8 @@ type leadTracker struct {
 	ready    uint64 // term whose barrier this peer applied as leader
 	barrier  uint64 // term for which a barrier is under way
 	told     Leadership
+	known    time.Time // when this process first knew a leader
+	led      time.Time // when raft began to lead here, where it does
 	watchers []chan Leadership
 }
 
@@ -48,6 +50,13 @@ func (t *leadTracker) current() leader {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.now
+}
+
+// since is how long ago this process first knew a leader, and how long ago this peer, which leads, began to.
+func (t *leadTracker) since() (known, led time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Since(t.known), time.Since(t.led)
 }
 
 // readyTerm is the term in which this peer may act as leader, 0 if none. It asks raft, so that what was
@@ -127,6 +136,12 @@ func (t *leadTracker) refresh() {
 		if t.now.id != id {
 			t.n.log.Info("raft leader changed", "leader", id.String(), "term", term, "self", self)
 			t.n.metrics.leaderChanges.Inc()
+		}
+		if t.known.IsZero() && id != 0 {
+			t.known = time.Now()
+		}
+		if self && (!t.now.self || t.now.term != term) {
+			t.led = time.Now()
 		}
 		close(t.changed)
 		t.changed = make(chan struct{})

@@ -11,7 +11,7 @@ import (
 )
 
 // healthyFor is how long peers must have been in unbroken contact with the leader to count as healthy where
-// Rules.Strict asks for it; etcd's health interval.
+// Rules.Strict asks for it; etcd's health interval. See contactEnough.
 const healthyFor = 5 * time.Second
 
 // Rules are what a change of members by Create, PromoteBy or RemoveBy must keep to.
@@ -25,7 +25,8 @@ type Rules struct {
 var (
 	// ErrNotStarted means that too few of the voters that there would be have ever started.
 	ErrNotStarted = errors.New("too few of the voters have started")
-	// ErrUnhealthy means that the leader was not in contact with enough voters for the last five seconds.
+	// ErrUnhealthy means that the leader was not in contact with enough voters for the last five seconds, or since
+	// it leads.
 	ErrUnhealthy = errors.New("too few of the voters were in contact for the last five seconds")
 	// ErrAddressTaken means that another member has the peer address.
 	ErrAddressTaken = errors.New("another member has the peer address")
@@ -162,15 +163,26 @@ func (n *Node) mayRemove(members []Member, id PeerID) error {
 	return nil
 }
 
-// healthy counts the voters that were in contact with this leader for healthyFor, itself among them.
+// healthy counts the voters that were in contact with this leader for long enough, itself among them.
 func (n *Node) healthy(members []Member) int {
-	count := 0
+	count, enough := 0, contactEnough(n.lead.since())
 	for _, m := range members {
-		if m.votes() && (m.ID == n.id || n.trans.touchedSince(raft.ServerID(m.ID.String()), healthyFor)) {
+		if m.votes() && (m.ID == n.id || n.trans.touchedSince(raft.ServerID(m.ID.String()), enough)) {
 			count++
 		}
 	}
 	return count
+}
+
+// contactEnough is how long a peer must have been in contact with a leader that began to lead some time ago, in a
+// process that has known a leader for some time. etcd's members are in contact with each other whoever leads. Here
+// it is the leader alone, so that a peer that answered a new leader from the beginning counts at once; in a cluster
+// that has only just begun, nobody does.
+func contactEnough(known, led time.Duration) time.Duration {
+	if known < healthyFor {
+		return healthyFor
+	}
+	return min(healthyFor, max(0, led-contactGap))
 }
 
 func (n *Node) promoteBy(ctx context.Context, id PeerID, r Rules) error {

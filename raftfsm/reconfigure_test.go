@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"testing"
+	"time"
 )
 
 // created starts the peer that Create made a member for.
@@ -107,6 +108,51 @@ func TestStrictRules(t *testing.T) {
 	c.until("the second votes", func() bool { return c.member(first, second.id).Voter && c.member(first, second.id).Name != "" })
 	if _, err := first.Create(c.ctx(), Member{PeerAddr: "127.0.0.1:3"}, strict); !errors.Is(err, ErrUnhealthy) {
 		t.Errorf("a learner added right after the second came: %v", err)
+	}
+}
+
+// A new leader of a cluster that has been there for some time counts who answered it from the beginning.
+func TestContactEnough(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct{ known, led, want time.Duration }{
+		{known: 0, led: 0, want: healthyFor},
+		{known: 4 * s, led: s, want: healthyFor},
+		{known: time.Hour, led: 0, want: 0},
+		{known: time.Hour, led: contactGap + s, want: s},
+		{known: time.Hour, led: time.Hour, want: healthyFor},
+	} {
+		if got := contactEnough(c.known, c.led); got != c.want {
+			t.Errorf("known for %v, led for %v: %v, want %v", c.known, c.led, got, c.want)
+		}
+	}
+}
+
+// A change of leaders does not make a cluster unhealthy.
+func TestStrictRulesAfterAChangeOfLeaders(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.allVote(3)
+	strict := Rules{Strict: true}
+	c.until("all have known a leader for long enough", func() bool {
+		for _, p := range c.peers {
+			if known, _ := p.lead.since(); known < healthyFor {
+				return false
+			}
+		}
+		return true
+	})
+	next := c.followers()[0]
+	if err := next.TransferLeadership(c.ctx(), next.id); err != nil {
+		t.Fatal(err)
+	}
+	c.until("it leads and hears the others", func() bool {
+		return next.IsLeader() && next.healthy(next.Members()) == 3
+	})
+	_, led := next.lead.since()
+	if _, err := next.Create(c.ctx(), Member{PeerAddr: "127.0.0.1:1"}, strict); err != nil {
+		t.Errorf("a learner added %v after the change: %v", led, err)
+	}
+	if led >= healthyFor {
+		t.Errorf("healthy only after %v", led)
 	}
 }
 
