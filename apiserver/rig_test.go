@@ -79,7 +79,6 @@ func (solitary) Term() uint64              { return 1 }
 func (solitary) Index() uint64             { return 1 }
 func (solitary) AppliedIndex() uint64      { return 1 }
 func (solitary) Members() []etcdapi.Member { return []etcdapi.Member{{ID: 1, Name: "test"}} }
-func (solitary) DBSize() int64             { return 0 }
 func (solitary) Learner() bool             { return false }
 
 func newCluster(temp string) (*cluster, error) {

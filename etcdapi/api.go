@@ -76,8 +76,6 @@ type Cluster interface {
 	AppliedIndex() uint64
 	// Members are all members, ordered by ID.
 	Members() []Member
-	// DBSize is the size of the state on disk in bytes; 0 when not known.
-	DBSize() int64
 }
 
 // MemberChanger changes the cluster's members. Errors are rpctypes gRPC errors

@@ -7,15 +7,13 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/api/v3/version"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tripod-cluster/tripod/backup/etcddb"
 )
 
 // storageVersion is the version of etcd whose state the store keeps.
 const storageVersion = etcddb.SchemaVersion
-
-// emptyBytes is about what a store without keys takes.
-const emptyBytes = 4 << 10
 
 type maintenanceServer struct {
 	s *Server
@@ -25,8 +23,18 @@ type maintenanceServer struct {
 // alarmText is how etcd prints an alarm in a member's status.
 func alarmText(a *pb.AlarmMember) string { return a.String() }
 
+// dbSize is what the state takes in bytes: the keys with their history, which the quota is about, and the members.
+// There are no free pages, so that all of it is in use.
+func (s *Server) dbSize() int64 {
+	n := s.cfg.Store.Size()
+	for _, m := range s.cfg.Cluster.Members() {
+		n += int64(proto.Size(protoMember(m)))
+	}
+	return n
+}
+
 func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
-	c, st := m.s.cfg.Cluster, m.s.cfg.Store
+	c, st, size := m.s.cfg.Cluster, m.s.cfg.Store, m.s.dbSize()
 	resp := &pb.StatusResponse{
 		Header:           m.s.header(st.Revision()),
 		Version:          version.Version,
@@ -36,8 +44,8 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 		RaftIndex:        c.Index(),
 		RaftTerm:         c.Term(),
 		RaftAppliedIndex: c.AppliedIndex(),
-		DbSize:           c.DBSize() + emptyBytes,
-		DbSizeInUse:      st.Size() + emptyBytes,
+		DbSize:           size,
+		DbSizeInUse:      size,
 		DbSizeQuota:      m.s.cfg.QuotaBytes,
 		DowngradeInfo:    &pb.DowngradeInfo{},
 	}

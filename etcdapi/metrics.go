@@ -115,13 +115,9 @@ func (m *stateMetrics) Collect(ch chan<- prometheus.Metric) {
 	send(gauge, "etcd_server_proposals_committed_total", "Index of the last committed raft entry.", float64(c.Index()))
 	send(gauge, "etcd_server_proposals_applied_total", "Index of the last applied raft entry.", float64(c.AppliedIndex()))
 	send(gauge, "etcd_server_quota_backend_bytes", "The size in bytes from which on writes are refused.", float64(m.cfg.QuotaBytes))
-	size := st.Size()
-	total := c.DBSize()
-	if total == 0 {
-		total = size
-	}
-	send(gauge, "etcd_mvcc_db_total_size_in_bytes", "Size of the state.", float64(total))
-	send(gauge, "etcd_mvcc_db_total_size_in_use_in_bytes", "Memory that keys and values take, history included.", float64(size))
+	size := float64((*Server)(m).dbSize())
+	send(gauge, "etcd_mvcc_db_total_size_in_bytes", "Size of the state, history included.", size)
+	send(gauge, "etcd_mvcc_db_total_size_in_use_in_bytes", "The same: none of it is free.", size)
 	send(gauge, "etcd_debugging_mvcc_current_revision", "Revision of the store.", float64(st.Revision()))
 	send(gauge, "etcd_debugging_mvcc_compact_revision", "Revision of the last compaction.", float64(st.CompactRevision()))
 	count, err := st.Range(&pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, CountOnly: true})

@@ -38,7 +38,6 @@ func (f *fakeCluster) Leader() uint64       { return f.leader.Load() }
 func (f *fakeCluster) Term() uint64         { return 3 }
 func (f *fakeCluster) Index() uint64        { return f.index.Load() + f.behind.Load() }
 func (f *fakeCluster) AppliedIndex() uint64 { return f.index.Load() }
-func (f *fakeCluster) DBSize() int64        { return 0 }
 func (f *fakeCluster) Members() []Member {
 	return []Member{{ID: 8, Name: "eight", PeerURLs: []string{"https://10.0.0.8:2380"}, ClientURLs: []string{"https://10.0.0.8:2379"}}}
 }

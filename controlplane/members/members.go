@@ -60,9 +60,6 @@ func (c *Cluster) Index() uint64 { _, i, _ := c.node.Indexes(); return i }
 // AppliedIndex is the last index applied.
 func (c *Cluster) AppliedIndex() uint64 { _, _, i := c.node.Indexes(); return i }
 
-// DBSize is the size of keys and values with their history, in bytes; the log is apart.
-func (c *Cluster) DBSize() int64 { return c.store.Size() }
-
 // Members are all members, ordered by ID.
 func (c *Cluster) Members() []etcdapi.Member {
 	var out []etcdapi.Member
