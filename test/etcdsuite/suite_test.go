@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -24,6 +25,8 @@ const (
 	onlyEnv = "TRIPOD_ETCD_SUITE_RUN"
 	// perFunction bounds one test function of etcd's; a few sleep for minutes.
 	perFunction = 10 * time.Minute
+	// inParallel is how many functions run at a time: they wait more than they work.
+	inParallel = 4
 
 	module = "go.etcd.io/etcd/tests/v3"
 )
@@ -94,6 +97,96 @@ func (r room) run(pkg, test, function string, env ...string) ([]byte, error) {
 	return c.CombinedOutput()
 }
 
+// job is one function of etcd's tests, and how it went.
+type job struct {
+	pkg, test, function string
+	env                 []string
+	log                 string // the file that gets the output, when set
+
+	output   []byte
+	outcome  outcome
+	took     time.Duration
+	attempts int
+}
+
+func (r room) do(j *job) {
+	began := time.Now()
+	output, ended := r.run(j.pkg, j.test, j.function, j.env...)
+	j.output, j.outcome = output, parseOutput(output, j.function, ended)
+	j.took += time.Since(began)
+	j.attempts++
+}
+
+// tell prints how a job went, and keeps its output.
+func (j *job) tell() {
+	if j.log != "" {
+		if err := os.WriteFile(j.log, j.output, 0o644); err != nil {
+			fmt.Println(err)
+		}
+	}
+	verdict := "ok"
+	if len(j.outcome.failed) > 0 {
+		verdict = "FAILED " + strings.Join(j.outcome.failed, " ")
+	}
+	fmt.Printf("%s.%s: %s (%v, attempt %d)\n", j.pkg, j.function, verdict, j.took.Round(time.Second), j.attempts)
+}
+
+// doAll runs jobs a few at a time. Some of etcd's tests give a busy machine little time: those that fail and
+// should not run once more, alone.
+func (r room) doAll(jobs []*job, width int, expected []expectation) {
+	todo := make(chan *job)
+	var wg sync.WaitGroup
+	for range width {
+		wg.Go(func() {
+			for j := range todo {
+				r.do(j)
+				j.tell()
+			}
+		})
+	}
+	for _, j := range jobs {
+		todo <- j
+	}
+	close(todo)
+	wg.Wait()
+	for _, j := range jobs {
+		if len(judge([]string{j.function}, j.outcome.failed, expected)) > 0 && len(j.outcome.failed) > 0 {
+			r.do(j)
+			j.tell()
+		}
+	}
+}
+
+// jobs builds etcd's tests and lists the functions that are to run.
+func (r room) jobs(t *testing.T, full string, only *regexp.Regexp) (jobs []*job) {
+	t.Helper()
+	for _, p := range packages {
+		test := filepath.Join(r.bin, p.name+".test")
+		goTool(t, "test", "-c", "-vet=off", "-tags", "e2e", "-o", test, module+"/"+p.name)
+		list := exec.Command(test, "-test.list", ".")
+		list.Dir = filepath.Join(r.dir, p.name)
+		names, err := list.Output()
+		if err != nil {
+			t.Fatalf("list the tests of %s: %v", p.name, err)
+		}
+		for _, function := range strings.Fields(string(names)) {
+			if full == "" && !p.always.MatchString(function) || !p.all.MatchString(function) || !only.MatchString(function) || function == "TestMain" {
+				continue
+			}
+			j := &job{pkg: p.name, test: test, function: function}
+			switch full {
+			case "":
+				j.env = []string{"E2E_TEST_MINIMAL=true"}
+			case "1":
+			default:
+				j.log = filepath.Join(full, function+".log")
+			}
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
 // TestEtcdsOwn runs etcd's tests.
 func TestEtcdsOwn(t *testing.T) {
 	full := os.Getenv(fullEnv)
@@ -111,54 +204,24 @@ func TestEtcdsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRoom(t)
+	jobs := r.jobs(t, full, only)
+	width := 1
+	if os.Geteuid() == 0 {
+		width = inParallel // each has ports of its own
+	}
+	r.doAll(jobs, width, expected)
+
 	var functions, failed []string
-	ran, skipped := 0, 0
-	for _, p := range packages {
-		test := filepath.Join(r.bin, p.name+".test")
-		goTool(t, "test", "-c", "-vet=off", "-tags", "e2e", "-o", test, module+"/"+p.name)
-		list := exec.Command(test, "-test.list", ".")
-		list.Dir = filepath.Join(r.dir, p.name)
-		names, err := list.Output()
-		if err != nil {
-			t.Fatalf("list the tests of %s: %v", p.name, err)
-		}
-		for _, function := range strings.Fields(string(names)) {
-			if full == "" && !p.always.MatchString(function) || !p.all.MatchString(function) || !only.MatchString(function) || function == "TestMain" {
-				continue
-			}
-			var env []string
-			if full == "" {
-				env = []string{"E2E_TEST_MINIMAL=true"}
-			}
-			functions = append(functions, function)
-			began := time.Now()
-			output, ended := r.run(p.name, test, function, env...)
-			o := parseOutput(output, function, ended)
-			again := ""
-			if len(judge([]string{function}, o.failed, expected)) > 0 && len(o.failed) > 0 {
-				// Some of etcd's tests give a busy machine little time.
-				output, ended = r.run(p.name, test, function, env...)
-				o = parseOutput(output, function, ended)
-				again = ", at the second attempt"
-			}
-			ran, skipped = ran+o.ran, skipped+o.skipped
-			failed = append(failed, o.failed...)
-			if full != "" && full != "1" {
-				if err := os.WriteFile(filepath.Join(full, function+".log"), output, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			verdict := "ok"
-			if len(o.failed) > 0 {
-				verdict = "FAILED " + strings.Join(o.failed, " ")
-			}
-			fmt.Printf("%s.%s: %s (%v%s)\n", p.name, function, verdict, time.Since(began).Round(time.Second), again)
-			if wrong := judge([]string{function}, o.failed, expected); len(wrong) > 0 && full == "" {
-				t.Logf("%s", output)
-			}
+	ran, skipped, again := 0, 0, 0
+	for _, j := range jobs {
+		functions, failed = append(functions, j.function), append(failed, j.outcome.failed...)
+		ran, skipped, again = ran+j.outcome.ran, skipped+j.outcome.skipped, again+j.attempts-1
+		if wrong := judge([]string{j.function}, j.outcome.failed, expected); len(wrong) > 0 && full == "" {
+			t.Logf("%s", j.output)
 		}
 	}
-	fmt.Printf("etcd's own tests: %d functions, %d tests run, %d skipped by themselves, %d failed\n", len(functions), ran, skipped, len(failed))
+	fmt.Printf("etcd's own tests: %d functions (%d of them at the second attempt), %d tests run, %d skipped by themselves, %d failed\n",
+		len(functions), again, ran, skipped, len(failed))
 	for _, e := range expected {
 		if slices.ContainsFunc(failed, func(f string) bool { return within(f, e.test) }) {
 			fmt.Printf("cannot pass: %s: %s\n", e.test, e.why)
