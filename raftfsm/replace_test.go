@@ -169,6 +169,7 @@ func TestOthersFollowIntoTheNewCluster(t *testing.T) {
 		t.Errorf("expected %v, replaced %x", left, p.Replaced())
 	}
 	// Once more: the chain of replaced clusters goes on.
+	c.sameState()
 	c.stop(p)
 	o = c.offline(p)
 	c.beginFrom(p, o.Store, o)
@@ -189,6 +190,7 @@ func TestOthersFollowIntoTheNewCluster(t *testing.T) {
 func TestPeersWithoutStateFollow(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	c.peers[0].put(t, "k", "1")
+	c.sameState() // a majority has it; the one that is read below is perhaps not of it yet
 	for _, p := range c.peers {
 		c.stop(p)
 	}
