@@ -23,8 +23,9 @@ const (
 	fullEnv = "TRIPOD_ETCD_SUITE"
 	// onlyEnv is a regular expression that the names of functions must match.
 	onlyEnv = "TRIPOD_ETCD_SUITE_RUN"
-	// perFunction bounds one test function of etcd's; a few sleep for minutes.
-	perFunction = 10 * time.Minute
+	// perFunction bounds one test function of etcd's; a few sleep for minutes, and TestAuthority runs etcdctl two
+	// thousand times.
+	perFunction = 20 * time.Minute
 	// inParallel is how many functions run at a time: they wait more than they work.
 	inParallel = 4
 
