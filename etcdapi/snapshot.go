@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -64,19 +63,20 @@ func (s *Server) snapshotFile(done <-chan struct{}) (*os.File, error) {
 	case <-s.stop:
 		return nil, errors.New("the server stops")
 	}
-	dir, err := os.MkdirTemp(s.cfg.SnapshotDir, ".snapshot-*")
+	f, err := os.CreateTemp(s.cfg.SnapshotDir, ".snapshot-*")
 	if err != nil {
 		return nil, fmt.Errorf("make a place for the snapshot: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
+		return nil, errors.Join(fmt.Errorf("make a place for the snapshot: %w", err), f.Close())
+	}
 	origin := s.snapshotOrigin()
 	sn := s.cfg.Store.Snapshot()
 	defer sn.Close()
-	path := filepath.Join(dir, "db")
-	if err := etcddb.Write(path, sn, origin); err != nil {
-		return nil, err
+	if _, err := etcddb.WriteFile(f, sn, origin); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	return os.Open(path)
+	return f, nil
 }
 
 func (s *Server) snapshotOrigin() etcddb.Origin {

@@ -14,8 +14,13 @@
 // # Reading
 //
 // bbolt maps a file and trusts it: a damaged one ends the program. So files are
-// written with bbolt and read with a walker of this package (pages.go), which
-// checks each page before it follows it and says which byte is wrong. It never
-// reads a page twice, allocates no more than the file is long, and needs no
-// write access.
+// read with a walker of this package (pages.go), which checks each page before it
+// follows it and says which byte is wrong. It never reads a page twice, allocates
+// no more than the file is long, and needs no write access.
+//
+// # Writing
+//
+// Versions come in the order in which the file has them, so that its trees are
+// written from the leaves up (tree.go), each page once and one after the other,
+// without the transactions of bbolt. Tests open the files with bbolt and etcd.
 package etcddb

@@ -26,10 +26,11 @@ const (
 	metaMagic   = 0xED0CDAED
 	metaVersion = 2
 
-	branchPage  = 0x01
-	leafPage    = 0x02
-	metaPage    = 0x04
-	bucketEntry = 0x01
+	branchPage   = 0x01
+	leafPage     = 0x02
+	metaPage     = 0x04
+	freelistPage = 0x10
+	bucketEntry  = 0x01
 
 	// maxDepth is far above what a file of any size needs.
 	maxDepth = 64

@@ -1,21 +1,23 @@
 package etcddb
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
-	"go.etcd.io/bbolt"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -77,10 +79,6 @@ type Member struct {
 	ClientURLs []string `json:"clientURLs,omitempty"`
 }
 
-// batchBytes is how much is written in one transaction of bbolt, which holds it
-// in memory.
-const batchBytes = 4 << 20
-
 // Write writes a snapshot with its checksum to path, which must not exist, and
 // has it on disk when it returns. Beside the snapshot itself it needs a few
 // megabytes of memory. On an error no file is left.
@@ -95,29 +93,37 @@ func Write(path string, sn *store.Snapshot, o Origin) (err error) {
 			os.Remove(path)
 		}
 	}()
-	size, err := writeDB(path, sn, o, 0)
-	if err != nil {
-		return fmt.Errorf("write the snapshot %s: %w", path, err)
+	if _, err := WriteFile(f, sn, o); err != nil {
+		return err
 	}
-	if err := seal(f, size); err != nil {
+	if err := f.Sync(); err != nil {
 		return fmt.Errorf("write the snapshot %s: %w", path, err)
 	}
 	return syncDir(filepath.Dir(path))
 }
 
-// seal cuts what bbolt allocated beyond its last page and appends the checksum.
+// WriteFile writes a snapshot with its checksum to f, an empty file that is open for
+// reading and writing, and returns their size in bytes. It moves no offset of f and
+// does not wait for the disk.
+func WriteFile(f *os.File, sn *store.Snapshot, o Origin) (size int64, err error) {
+	if size, err = writeDB(f, sn, o, filePageSize); err == nil {
+		err = seal(f, size)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write the snapshot %s: %w", f.Name(), err)
+	}
+	return size + sha256.Size, nil
+}
+
+// seal appends the checksum. It reads the file again, for the meta pages, with which
+// it begins, are written last.
 func seal(f *os.File, size int64) error {
-	if err := f.Truncate(size); err != nil {
-		return err
-	}
 	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(f, 0, size)); err != nil {
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, 0, size), make([]byte, 1<<20)); err != nil {
 		return err
 	}
-	if _, err := f.WriteAt(h.Sum(nil), size); err != nil {
-		return err
-	}
-	return f.Sync()
+	_, err := f.WriteAt(h.Sum(nil), size)
+	return err
 }
 
 func syncDir(dir string) error {
@@ -128,82 +134,74 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// writeDB fills a new database, of pages of pageSize bytes (0: the machine's), and
-// returns the size of them all.
-func writeDB(path string, sn *store.Snapshot, o Origin, pageSize int) (size int64, err error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType, PageSize: pageSize})
-	if err != nil {
-		return 0, err
+// writeDB fills an empty file with a database of pages of pageSize bytes, and returns
+// the size of them all.
+func writeDB(f io.WriterAt, sn *store.Snapshot, o Origin, pageSize int) (size int64, err error) {
+	w := &writer{pages: newPageWriter(f, pageSize), small: map[string]map[string][]byte{}, roots: map[string]uint64{}}
+	for _, b := range []string{bucketMeta, bucketAlarm, bucketCluster, bucketMembers, bucketMembersRemoved, bucketAuth, bucketAuthUsers, bucketAuthRoles, bucketTripod} {
+		w.small[b] = map[string][]byte{}
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	w := &writer{db: db}
-	w.begin()
-	for _, b := range []string{bucketKey, bucketMeta, bucketLease, bucketAlarm, bucketCluster, bucketMembers, bucketMembersRemoved, bucketAuth, bucketAuthUsers, bucketAuthRoles, bucketTripod} {
-		w.bucket(b)
-	}
+	w.bucket(bucketKey, func(t *tree) error { return w.versions(t, sn) })
+	w.bucket(bucketLease, func(t *tree) error { return leases(t, sn.Leases()) })
 	w.meta(sn, o)
 	w.origin(o)
-	for _, l := range sn.Leases() {
-		w.put(bucketLease, binary.BigEndian.AppendUint64(nil, uint64(l.ID)), encodeLease(l))
-	}
 	for _, a := range sn.Alarms() {
 		w.put(bucketAlarm, w.marshal(&pb.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm}), nil)
 	}
 	w.auth(sn.Auth())
-	w.versions(sn)
-	w.commit()
-	if w.err != nil {
-		return 0, w.err
-	}
-	if err := db.View(func(tx *bbolt.Tx) error { size = tx.Size(); return nil }); err != nil {
-		return 0, err
-	}
-	return size, nil
+	return w.finish()
 }
 
-// writer fills a database in transactions of bounded size. err is sticky.
+// writer writes the buckets of a database. err is sticky.
 type writer struct {
-	db    *bbolt.DB
-	tx    *bbolt.Tx
-	bytes int
+	pages *pageWriter
+	small map[string]map[string][]byte // the buckets of few keys, written last
+	roots map[string]uint64            // the root pages of the buckets that are written
 	err   error
 }
 
-func (w *writer) begin() {
-	if w.err == nil {
-		w.tx, w.err = w.db.Begin(true)
-	}
-	w.bytes = 0
-}
-
-func (w *writer) commit() {
-	if w.err == nil {
-		w.err = w.tx.Commit()
-	} else if w.tx != nil {
-		w.tx.Rollback()
-	}
-	w.tx = nil
-}
-
-func (w *writer) bucket(name string) {
-	if w.err == nil {
-		_, w.err = w.tx.CreateBucket([]byte(name))
-	}
-}
-
-func (w *writer) put(bucket string, key, value []byte) {
+// bucket writes a bucket, the keys of which fill adds in order.
+func (w *writer) bucket(name string, fill func(*tree) error) {
 	if w.err != nil {
 		return
 	}
-	if w.bytes += len(key) + len(value); w.bytes > batchBytes {
-		w.commit()
-		if w.begin(); w.err != nil {
-			return
+	t := &tree{w: w.pages}
+	if err := fill(t); err != nil {
+		w.err = fmt.Errorf("bucket %s: %w", name, err)
+		return
+	}
+	w.roots[name], w.err = t.finish()
+}
+
+// put adds to a bucket of few keys, in any order.
+func (w *writer) put(bucket string, key, value []byte) { w.small[bucket][string(key)] = value }
+
+// finish writes the buckets of few keys and the bucket of all buckets.
+func (w *writer) finish() (size int64, err error) {
+	for _, name := range slices.Sorted(maps.Keys(w.small)) {
+		w.bucket(name, func(t *tree) error {
+			for _, key := range slices.Sorted(maps.Keys(w.small[name])) {
+				if err := t.put([]byte(key), w.small[name][key]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if w.err != nil {
+		return 0, w.err
+	}
+	top := &tree{w: w.pages}
+	for _, name := range slices.Sorted(maps.Keys(w.roots)) {
+		if err := top.bucket(name, w.roots[name]); err != nil {
+			return 0, err
 		}
 	}
-	b := w.tx.Bucket([]byte(bucket))
-	b.FillPercent = 0.9 // keys come in order, for the most part
-	w.err = b.Put(key, value)
+	root, err := top.finish()
+	if err != nil {
+		return 0, err
+	}
+	return w.pages.finish(root)
 }
 
 func (w *writer) marshal(m proto.Message) []byte {
@@ -277,22 +275,40 @@ func (w *writer) auth(a *store.Auth) {
 	}
 }
 
-func (w *writer) versions(sn *store.Snapshot) {
+// versions fills the bucket of all versions.
+func (w *writer) versions(t *tree, sn *store.Snapshot) error {
 	last := max(sn.CompactRevision(), 1)
-	err := sn.Versions(func(kv *mvccpb.KeyValue, sub int64) error {
+	var value []byte // used again and again: put copies it
+	err := sn.Versions(func(kv *mvccpb.KeyValue, sub int64) (err error) {
 		last = max(last, kv.ModRevision)
-		if kv.Version == 0 {
-			w.put(bucketKey, revisionKey(kv.ModRevision, sub, true), w.marshal(&mvccpb.KeyValue{Key: kv.Key}))
-		} else {
-			w.put(bucketKey, revisionKey(kv.ModRevision, sub, false), w.marshal(kv))
+		tombstone := kv.Version == 0
+		key := revisionKey(kv.ModRevision, sub, tombstone)
+		if tombstone {
+			kv = &mvccpb.KeyValue{Key: kv.Key}
 		}
-		return w.err
+		if value, err = (proto.MarshalOptions{}).MarshalAppend(value[:0], kv); err != nil {
+			return err
+		}
+		return t.put(key, value)
 	})
-	if err == nil && last < sn.Revision() {
-		// A revision that nothing was written at: etcd takes its revision from the
-		// last key of the bucket. No range and no watch has the empty key.
-		w.put(bucketKey, revisionKey(sn.Revision(), 0, true), nil)
+	if err != nil || last >= sn.Revision() {
+		return err
 	}
+	// A revision that nothing was written at: etcd takes its revision from the last
+	// key of the bucket. No range and no watch has the empty key.
+	return t.put(revisionKey(sn.Revision(), 0, true), nil)
+}
+
+// leases fills the bucket of the leases, of which it sorts the slice: there, negative
+// IDs are behind all others.
+func leases(t *tree, ls []store.Lease) error {
+	slices.SortFunc(ls, func(a, b store.Lease) int { return cmp.Compare(uint64(a.ID), uint64(b.ID)) })
+	for _, l := range ls {
+		if err := t.put(binary.BigEndian.AppendUint64(nil, uint64(l.ID)), encodeLease(l)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // revisionKey is a revision as key of etcd's bucket key: main and sub, and a mark
