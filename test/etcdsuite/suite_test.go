@@ -38,7 +38,7 @@ var packages = []struct {
 	name        string
 	all, always *regexp.Regexp
 }{
-	{"common", regexp.MustCompile(`^Test`), regexp.MustCompile(`^Test(KVPut|KVDelete|TxnSucc|LeaseGrantRevoke|Watch|MemberList|UserList|AuthTxn)$`)},
+	{"common", regexp.MustCompile(`^Test`), regexp.MustCompile(`^Test(KVPut|TxnSucc|LeaseGrantRevoke|Watch|MemberList|UserList|AuthTxn)$`)},
 	{"e2e", regexp.MustCompile(`^Test(CurlV3|CtlV3|AuthCluster|Auth_CVE|ConnectionMultiplexing|HTTP|V3Metrics|MemberReplace|RemoveNonExistingMember|ClusterVersion|Issue6361|` +
 		`RestoreCompactionRevBump|LeaseRevoke|Watch|DeleteEventDrop|StartWatcherFromCompactedRevision|ResumeCompaction|RuntimeReconfig|GracefulShutdown|` +
 		`EtcdMultiPeer|EtcdAdvertiseClientUnix|EtcdTLSVersion|DefragNoSpace|TxnRangeConsistency|NoMetricsMissing|Reproduce|Issue20271|ConnectionReject)`),
