@@ -87,7 +87,7 @@ func TestPurgeKeepsData(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := strings.ReplaceAll(string(b), "#DEBHELPER#", "")
-	for what, keeps := range map[string]bool{"raft/log": true, "peer.json": true, "audit/audit.log": false} {
+	for what, keeps := range map[string]bool{"raft/log": true, "peer.json": true, "snapshots/auto-1.db": true, "audit/audit.log": false, "tmp/x": false} {
 		root := t.TempDir()
 		file := filepath.Join(root, "var/lib/controld", what)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {

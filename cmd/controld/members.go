@@ -91,7 +91,7 @@ func resetCommand(f *flags) *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
 		Use: "reset", Short: "Make this host forget its cluster", Args: cobra.NoArgs,
-		Long: "reset stops controld on this host and deletes its copy of the cluster's data and\ncertificates. Remove the peer from the cluster first (`controld member remove` on another\npeer), unless the cluster is to go altogether.",
+		Long: "reset stops controld on this host and deletes its copy of the cluster's data and\ncertificates; its snapshots stay. Remove the peer from the cluster first (`controld member\nremove` on another peer), unless the cluster is to go altogether.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !yes {
 				return errors.New("this deletes the cluster's data on this host: run it with --yes")

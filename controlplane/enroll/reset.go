@@ -14,7 +14,8 @@ import (
 
 // Reset stops the peer on this host and deletes what it knows of its cluster:
 // identity, certificates, data, the admin kubeconfig and the vip's drop-in. The
-// identity goes first, so that an interrupted reset leaves no half peer.
+// identity goes first, so that an interrupted reset leaves no half peer. Snapshots
+// stay, and are told of: they may be the last copy of the cluster.
 func Reset(ctx context.Context, c peer.Config, out io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this deletes files of the service: run it as root")
@@ -32,13 +33,16 @@ func Reset(ctx context.Context, c peer.Config, out io.Writer) error {
 			return fmt.Errorf("remove %s: %w", p, err)
 		}
 	}
-	for _, d := range []string{"raft", "pki", "audit"} {
+	for _, d := range []string{"raft", "pki", "audit", "tmp"} {
 		p := filepath.Join(c.StateDir, d)
 		if err := os.RemoveAll(p); err != nil {
 			return fmt.Errorf("remove %s: %w", p, err)
 		}
 	}
 	fmt.Fprintln(out, "this host belongs to no cluster any more")
+	if kept, err := os.ReadDir(c.SnapshotDirectory); err == nil && len(kept) > 0 {
+		fmt.Fprintf(out, "%d files in %s are kept: they hold the cluster's data, Secrets too; delete them when nobody needs them\n", len(kept), c.SnapshotDirectory)
+	}
 	return nil
 }
 
