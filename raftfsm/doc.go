@@ -69,8 +69,9 @@
 //     (logstore.go, segments.go); TestLogGoesOnAfterAFullDisk,
 //     TestLogGoesOnAfterAFailedRotation, TestSealedTailIsTakenUp.
 //   - bbolt sees no changed byte, and goes back to an older root in silence: term, vote and
-//     the list of segments are sealed files in two copies (files.go);
-//     TestSealedFileIsAtomic, TestSealSeesEveryByte.
+//     the list of segments are sealed files in two copies (files.go), and raft-boltdb's
+//     file is opened only when it is what was written last (boltstable.go);
+//     TestSealedFileIsAtomic, TestSealSeesEveryByte, TestBoltFileNeverGoesBack.
 //   - Term and configuration of a snapshot carry no checksum, and a damaged snapshot
 //     ends in a panic: sealed, read before raft starts, older ones taken where the log
 //     reaches back (snapstore.go, open.go); TestOlderSnapshotIsUsedWhenTheNewestIsDamaged.

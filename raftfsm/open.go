@@ -161,11 +161,12 @@ func (n *Node) openFiles(files fileSystem) (raft.StableStore, error) {
 	if err := migrate(files, dir, n.log); err != nil {
 		return nil, err
 	}
-	var stable raft.StableStore
-	stable, err := openStable(files, dir, n.log)
+	bolt, err := openBoltStable(files, dir, n.log)
 	if err != nil {
 		return nil, err
 	}
+	n.closers = append(n.closers, bolt.close)
+	var stable raft.StableStore = bolt
 	if n.snaps, err = openSnapshots(files, dir, n.log); err != nil {
 		return nil, fmt.Errorf("open the snapshots in %s: %w", dir, err)
 	}

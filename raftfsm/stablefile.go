@@ -16,7 +16,7 @@ import (
 const voteFile = "vote.json"
 
 // stableFile is a raft.StableStore in a sealed file: a handful of values, written at
-// elections only.
+// elections only. See boltStable for what it stands beside.
 type stableFile struct {
 	mu     sync.Mutex
 	file   sealedFile
@@ -43,11 +43,30 @@ func (s *stableFile) Set(key, val []byte) error {
 	defer s.mu.Unlock()
 	next := maps.Clone(s.values)
 	next[string(key)] = append([]byte(nil), val...)
+	return s.put(next)
+}
+
+// put makes next the values; mu is held.
+func (s *stableFile) put(next map[string][]byte) error {
 	if err := s.file.store(next); err != nil {
 		return err
 	}
 	s.values = next
 	return nil
+}
+
+// replace makes next the values.
+func (s *stableFile) replace(next map[string][]byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.put(next)
+}
+
+// snapshot is a copy of the values.
+func (s *stableFile) snapshot() map[string][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.values)
 }
 
 func (s *stableFile) Get(key []byte) ([]byte, error) {
