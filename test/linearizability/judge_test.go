@@ -61,16 +61,18 @@ func TestJudgeFindsEachBrokenGuarantee(t *testing.T) {
 		change func(h *history) bool
 	}{
 		{"a read misses a write", "linearization", func(h *history) bool {
-			return h.eachRead(func(req model.EtcdRequest, out *model.MaybeEtcdResponse) bool {
-				if req.Range.Revision != 0 || out.Revision < 50 {
+			return h.eachRead(func(op porcupine.Operation, req model.EtcdRequest, out *model.MaybeEtcdResponse) bool {
+				// What somebody had been answered before the read began cannot be missed.
+				answered := h.answeredBefore(op.Call)
+				if req.Range.Revision != 0 || answered < 50 {
 					return false
 				}
-				out.Revision--
+				out.Revision = answered - 1
 				return true
 			})
 		}},
 		{"an old revision reads otherwise", "serializable", func(h *history) bool {
-			return h.eachRead(func(req model.EtcdRequest, out *model.MaybeEtcdResponse) bool {
+			return h.eachRead(func(_ porcupine.Operation, req model.EtcdRequest, out *model.MaybeEtcdResponse) bool {
 				if req.Range.Revision == 0 || req.Range.Revision == out.Revision || out.Range == nil || len(out.Range.KVs) == 0 {
 					return false
 				}
@@ -204,18 +206,30 @@ func (h history) clone(t *testing.T) history {
 }
 
 // eachRead offers the answers of reads that succeeded until one was changed.
-func (h *history) eachRead(change func(model.EtcdRequest, *model.MaybeEtcdResponse) bool) bool {
+func (h *history) eachRead(change func(porcupine.Operation, model.EtcdRequest, *model.MaybeEtcdResponse) bool) bool {
 	for _, r := range h.reports {
 		for i := range r.KeyValue {
 			var op *porcupine.Operation = &r.KeyValue[i]
 			req, out := op.Input.(model.EtcdRequest), op.Output.(model.MaybeEtcdResponse)
-			if req.Type == model.Range && out.Error == "" && out.ClientError == "" && change(req, &out) {
+			if req.Type == model.Range && out.Error == "" && out.ClientError == "" && change(*op, req, &out) {
 				op.Output = out
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// answeredBefore is the highest revision in an answer that had arrived at a time.
+func (h *history) answeredBefore(at int64) (revision int64) {
+	for _, r := range h.reports {
+		for _, op := range r.KeyValue {
+			if out := op.Output.(model.MaybeEtcdResponse); op.Return < at && out.Error == "" && out.ClientError == "" {
+				revision = max(revision, out.Revision)
+			}
+		}
+	}
+	return revision
 }
 
 // eachEvents offers the answers with events, by watch and index, until one was changed.
