@@ -10,12 +10,16 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/endpoints"
 	"github.com/tripod-cluster/tripod/controllers/endpointslice"
 	"github.com/tripod-cluster/tripod/controllers/endpointslicemirroring"
+	"github.com/tripod-cluster/tripod/controllers/ephemeralvolume"
 	"github.com/tripod-cluster/tripod/controllers/garbagecollector"
 	"github.com/tripod-cluster/tripod/controllers/horizontalpodautoscaler"
 	"github.com/tripod-cluster/tripod/controllers/job"
 	"github.com/tripod-cluster/tripod/controllers/namespace"
 	"github.com/tripod-cluster/tripod/controllers/nodeipam"
 	"github.com/tripod-cluster/tripod/controllers/nodelifecycle"
+	"github.com/tripod-cluster/tripod/controllers/persistentvolume"
+	"github.com/tripod-cluster/tripod/controllers/persistentvolumeclaimprotection"
+	"github.com/tripod-cluster/tripod/controllers/persistentvolumeprotection"
 	"github.com/tripod-cluster/tripod/controllers/podgc"
 	"github.com/tripod-cluster/tripod/controllers/replicaset"
 	"github.com/tripod-cluster/tripod/controllers/replicationcontroller"
@@ -28,6 +32,7 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/tainteviction"
 	"github.com/tripod-cluster/tripod/controllers/tokencleaner"
 	"github.com/tripod-cluster/tripod/controllers/ttlafterfinished"
+	"github.com/tripod-cluster/tripod/controllers/volumeattributesclassprotection"
 )
 
 // registration is one controller in the list.
@@ -126,6 +131,11 @@ var registrations = []registration{
 			return namespace.New(d, q, c.Metadata, c.Discovery)
 		},
 	},
+	{name: "persistentvolume", component: "persistentvolume-controller", build: plain(persistentvolume.New)},
+	{name: "persistentvolumeprotection", component: "persistentvolume-protection-controller", build: plain(persistentvolumeprotection.New)},
+	{name: "persistentvolumeclaimprotection", component: "persistentvolumeclaim-protection-controller", build: plain(persistentvolumeclaimprotection.New)},
+	{name: "volumeattributesclassprotection", component: "volumeattributesclass-protection-controller", build: plain(volumeattributesclassprotection.New)},
+	{name: "ephemeralvolume", component: "ephemeral_volume", build: plain(ephemeralvolume.New)},
 	{name: "clusterroleaggregation", component: "clusterrole-aggregation-controller", build: plain(clusterroleaggregation.New)},
 	{name: "tokencleaner", component: "token-cleaner", build: plain(tokencleaner.New)},
 }

@@ -60,9 +60,23 @@ type Controller struct {
 	// it; an error asks for one with exponential backoff (see Silent). Nil when
 	// the controller has only background loops.
 	Reconcile func(ctx context.Context, key string) (time.Duration, error)
+	// Explain says what an object waits for, from the caches and from what the
+	// controller remembers; nil when its objects wait for nothing worth saying.
+	// It returns nothing for an object that has all that it asks for, and a
+	// NotFound error for one that is not there. It is called beside Reconcile.
+	Explain func(namespace, name string) ([]Wait, error)
 	// Background loops run beside the workers, from when the caches are filled
 	// until ctx ends. One that returns early or panics fails the instance.
 	Background []func(ctx context.Context) error
+}
+
+// Wait is one thing that an object waits for.
+type Wait struct {
+	// For is what has not happened yet, and why.
+	For string `json:"for"`
+	// By is who decided it or has to act: "scheduler", "controller job", "kubelet
+	// on node a", "finalizer example.com/x", "you".
+	By string `json:"by"`
 }
 
 // Source is an informer and what its events mean.

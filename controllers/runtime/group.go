@@ -258,6 +258,36 @@ func (g *Group) Health() []Status {
 	return out
 }
 
+// Explain asks a controller what an object of its kind waits for.
+func (g *Group) Explain(controller, namespace, name string) (waits []Wait, err error) {
+	for _, s := range g.all {
+		if s.name != controller {
+			continue
+		}
+		s.mu.Lock()
+		in, healthy, message := s.current, s.healthy, s.message
+		s.mu.Unlock()
+		if in == nil || !healthy {
+			if message == "" {
+				message = "it has not started yet"
+			}
+			return nil, fmt.Errorf("controller %s cannot tell: %s", controller, message)
+		}
+		if in.ctl.Explain == nil {
+			return nil, fmt.Errorf("controller %s explains nothing", controller)
+		}
+		defer in.catch("explain "+namespace+"/"+name, func(p *PanicError) {
+			waits, err = nil, p
+		})
+		if wait, ok := in.overdue(); ok && wait.key == namespace+"/"+name {
+			waits = append(waits, Wait{For: (&HangError{Key: wait.key, For: time.Since(wait.since)}).Error(), By: "controller " + controller})
+		}
+		more, err := in.ctl.Explain(namespace, name)
+		return append(waits, more...), err
+	}
+	return nil, fmt.Errorf("no controller %s runs here", controller)
+}
+
 // overdue returns a piece of work that has passed its deadline.
 func (in *instance) overdue() (work, bool) {
 	in.mu.Lock()
