@@ -389,7 +389,18 @@ func (n *Node) removeHere(ctx context.Context, id PeerID) error {
 	if err := n.record(ctx, recMemberGone, b); err != nil {
 		return fmt.Errorf("remove peer %v: %w", id, err)
 	}
+	n.farewell(ctx, id)
 	return nil
+}
+
+// farewell has a peer that was removed look around now: raft tells it nothing, and by itself it asks only
+// after it missed heartbeats. One that does not hear of it still does that.
+func (n *Node) farewell(ctx context.Context, id PeerID) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := n.rpc.call(ctx, id, classControl, rpcSeek, nil); err != nil {
+		n.log.Debug("the removed peer was not told", "peer", id.String(), "error", err)
+	}
 }
 
 // quorumWithout refuses when the voters other than id could not commit anything.
@@ -457,6 +468,8 @@ func (n *Node) announce() {
 		select {
 		case <-n.stop:
 			return
+		case <-n.seek:
+			n.seekLeader()
 		case <-n.lead.current().changed:
 			pause = 0
 		case <-time.After(pause):

@@ -114,6 +114,24 @@ func TestNamesAndAddressesAreUnique(t *testing.T) {
 	}
 }
 
+// A removed peer learns of it from the leader, before it misses heartbeats.
+func TestRemovedIsTold(t *testing.T) {
+	const heartbeat = 2 * time.Second
+	c := newCluster(t, 3, func(cfg *Config) { cfg.HeartbeatTimeout = heartbeat })
+	gone := c.followers()[0]
+	if err := c.leader().Remove(c.ctx(), gone.id); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-gone.fatal:
+		if missed := gone.sinceContact(); !errors.Is(err, ErrRemoved) || missed > 4*heartbeat {
+			t.Fatalf("%v, %v after the last heartbeat", err, missed)
+		}
+	case <-time.After(patience):
+		t.Fatal("the removed peer was not told")
+	}
+}
+
 // A removed peer is told so, and its ID never comes back.
 func TestRemove(t *testing.T) {
 	c := newCluster(t, 3, nil)

@@ -54,7 +54,8 @@ type Node struct {
 	metrics  *metrics
 	changing chan struct{} // held during a membership change at the leader
 	removed  atomic.Bool
-	voted    atomic.Bool // this peer was seen to be a voter, which it stays
+	seek     chan struct{} // another peer asks this one to look around
+	voted    atomic.Bool   // this peer was seen to be a voter, which it stays
 	// replacedOnce: it is on disk that this peer's cluster was replaced.
 	replacedOnce atomic.Bool
 
@@ -190,6 +191,12 @@ func (n *Node) serve(c net.Conn, from PeerID) {
 			go func() { done(n.serveLease(ctx, body)) }()
 		case rpcMember:
 			go func() { done(nil, n.serveMember(ctx, body)) }()
+		case rpcSeek:
+			select {
+			case n.seek <- struct{}{}:
+			default: // it is about to
+			}
+			done(nil, nil)
 		default:
 			done(nil, fmt.Errorf("call of kind %d is not known to this version", kind))
 		}

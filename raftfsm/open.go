@@ -27,7 +27,7 @@ func Open(cfg Config) (*Node, error) {
 	if err := cfg.faultpoints(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, began: time.Now(), stop: make(chan struct{}), changing: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, began: time.Now(), stop: make(chan struct{}), changing: make(chan struct{}, 1), seek: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.log = cfg.Logger.With("component", "raftfsm", "peer", cfg.Name)
 	n.cfg.Logger = n.log

@@ -25,6 +25,7 @@ const (
 	rpcStatus
 	rpcLease
 	rpcMember
+	rpcSeek          // ask the others who leads: they know something about you
 	replyOK  rpcKind = 0x80
 	replyErr rpcKind = 0x81
 )
