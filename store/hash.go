@@ -6,9 +6,9 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Hash is a digest of the history up to a revision, as far as a compaction left
-// it: the same on all members with the same history and the same
-// CompactRevision. It is not comparable with an etcd server's.
+// Hash is a digest of what a reader at a revision sees: the same on all members
+// that would answer alike, and the same before a compaction of that revision as
+// after it. It is not comparable with an etcd server's.
 type Hash struct {
 	Hash            uint32
 	Revision        int64 // the revision hashed
@@ -16,9 +16,10 @@ type Hash struct {
 	Current         int64 // the store's revision when it was hashed
 }
 
-// Hash digests the history up to revision rev, 0 for the current one. What is counted is what etcd counts: every
-// change after the last compaction, deletions too, and of what is older the keys that a reader of rev sees. Errors:
-// ErrGRPCCompacted, ErrGRPCFutureRev.
+// Hash digests the keys at revision rev, 0 for the current one: keys, values, leases, versions and revisions, in
+// the order of keys. Older versions count at their own revision. etcd hashes the history as far as it was compacted,
+// and remembers what a hash was before the compaction, so that it does not change by one. Errors: ErrGRPCCompacted,
+// ErrGRPCFutureRev.
 func (s *Store) Hash(rev int64) (Hash, error) {
 	st := s.view()
 	if err := st.checkReadRevision(rev, st.rev); err != nil {
@@ -35,13 +36,10 @@ func (s *Store) Hash(rev int64) (Hash, error) {
 		h.Hash = crc32.Update(h.Hash, castagnoli, e.buf)
 	}
 	st.keys.Scan(func(_ string, ent entry) bool {
-		if kv := ent.at(rev); live(kv) && kv.ModRevision <= st.compactRev {
+		if kv := ent.at(rev); live(kv) {
 			add(kv)
 		}
 		return true
 	})
-	for i := st.log.seek(st.compactRev + 1); i < st.log.n && st.log.at(i).ModRevision <= rev; i++ {
-		add(st.log.at(i))
-	}
 	return h, nil
 }
