@@ -45,7 +45,7 @@ func lookUp(ctx context.Context, o *options) (raftfsm.PeerID, error) {
 	if err != nil {
 		return 0, err
 	}
-	peers, err := peerTLS(o.token, o.name)
+	peers, err := peerTLS(o.name)
 	if err != nil {
 		return 0, err
 	}

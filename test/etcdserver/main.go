@@ -2,9 +2,9 @@
 // benchmarks that start an etcd: raftfsm, store and etcdapi in one process, which
 // takes etcd's flags and says what etcd says when it is ready.
 //
-// Peers speak mutual TLS with certificates that every process derives from
-// --initial-cluster-token: fit for tests and nothing else. The founders' IDs
-// come from token and name, so that they agree without talking.
+// Peers speak mutual TLS with certificates of one authority that every process
+// derives by itself: fit for tests and nothing else. The founders' IDs
+// come from --initial-cluster-token and peer URLs, so that they agree without talking.
 package main
 
 import (

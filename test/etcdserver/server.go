@@ -122,7 +122,7 @@ func openNode(ctx context.Context, o *options, s *store.Store, reg prometheus.Re
 	if err != nil {
 		return nil, err
 	}
-	peers, err := peerTLS(o.token, id.String())
+	peers, err := peerTLS(id.String())
 	if err != nil {
 		return nil, err
 	}
