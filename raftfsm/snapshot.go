@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/hashicorp/raft"
 
@@ -94,7 +95,7 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 	if err != nil {
 		return fmt.Errorf("restore a raft snapshot: %w", err)
 	}
-	if err := f.store.Restore(br); err != nil {
+	if err := f.store.RestoreBeside(br, sideBySide); err != nil {
 		return fmt.Errorf("restore a raft snapshot: %w", err)
 	}
 	f.sessions = ss
@@ -118,6 +119,16 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 	}
 	f.restored(own)
 	return nil
+}
+
+// sideBySide runs functions on goroutines of their own, and the first on this one.
+func sideBySide(fs ...func()) {
+	var wg sync.WaitGroup
+	for _, f := range fs[1:] {
+		wg.Go(f)
+	}
+	fs[0]()
+	wg.Wait()
 }
 
 func readSnapshotHeader(r io.Reader) (h snapshotHeader, ss sessions, err error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"slices"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
@@ -216,20 +217,23 @@ type frameReader struct {
 	r   io.Reader
 	off int64 // bytes read
 	sum uint32
+
+	small [len(snapshotMagic) + 4]byte // heads and checksums, one at a time
 }
 
 func damaged(off int64, format string, args ...any) error {
 	return fmt.Errorf("read snapshot: byte %d: %s: %w", off, fmt.Sprintf(format, args...), ErrDamagedSnapshot)
 }
 
-// read reads n bytes; what names them in errors. Memory grows with what was
-// read, not with what a damaged length promises.
-func (f *frameReader) read(n int64, what string) ([]byte, error) {
+// read reads n bytes into b's memory, and more of it as needed; what names them in
+// errors. Memory grows with what was read, not with what a damaged length promises.
+func (f *frameReader) read(b []byte, n int64, what string) ([]byte, error) {
 	const step = 1 << 20
-	var b []byte
+	b = b[:0]
 	for int64(len(b)) < n {
 		at := len(b)
-		b = append(b, make([]byte, min(n-int64(at), step))...)
+		b = slices.Grow(b, int(min(n-int64(at), step)))
+		b = b[:min(int64(cap(b)), n)]
 		got, err := io.ReadFull(f.r, b[at:])
 		f.off += int64(got)
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -244,7 +248,7 @@ func (f *frameReader) read(n int64, what string) ([]byte, error) {
 
 func (f *frameReader) checksum(what string) error {
 	start := f.off
-	b, err := f.read(4, "the checksum of "+what)
+	b, err := f.read(f.small[:], 4, "the checksum of "+what)
 	if err != nil {
 		return err
 	}
@@ -255,7 +259,7 @@ func (f *frameReader) checksum(what string) error {
 }
 
 func (f *frameReader) header() error {
-	b, err := f.read(int64(len(snapshotMagic)+4), "the header")
+	b, err := f.read(nil, int64(len(snapshotMagic)+4), "the header")
 	if err != nil {
 		return err
 	}
@@ -272,24 +276,22 @@ func (f *frameReader) header() error {
 	return nil
 }
 
-// next reads one frame.
-func (f *frameReader) next() (frameKind, *decoder, error) {
-	head, err := f.read(5, "a frame's head")
+// next reads one frame into fr.
+func (f *frameReader) next(fr *frame) error {
+	head, err := f.read(f.small[:], 5, "a frame's head")
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
-	kind, n := frameKind(head[0]), binary.BigEndian.Uint32(head[1:])
-	what := fmt.Sprintf("the frame of %s at byte %d", kind, f.off-5)
-	start := f.off
-	payload, err := f.read(int64(n), what)
-	if err != nil {
-		return 0, nil, err
+	fr.kind = frameKind(head[0])
+	n := binary.BigEndian.Uint32(head[1:])
+	f.sum = crc32.Update(f.sum, castagnoli, head)
+	what := fmt.Sprintf("the frame of %s at byte %d", fr.kind, f.off-5)
+	fr.off = f.off
+	if fr.payload, err = f.read(fr.payload, int64(n), what); err != nil {
+		return err
 	}
-	f.sum = crc32.Update(crc32.Update(f.sum, castagnoli, head), castagnoli, payload)
-	if err := f.checksum(what); err != nil {
-		return 0, nil, err
-	}
-	return kind, &decoder{b: payload, off: start}, nil
+	f.sum = crc32.Update(f.sum, castagnoli, fr.payload)
+	return f.checksum(what)
 }
 
 // decoder reads a payload. bad is sticky, and reads after it give zeros.

@@ -15,8 +15,12 @@ import (
 // Watchers go on: each continues after what it has read. One that needs events
 // which the snapshot no longer has gets a CompactedError, and all that have
 // seen more than the snapshot holds get ErrRevisionWentBack.
-func (s *Store) Restore(r io.Reader) error {
-	st, err := decodeState(r)
+func (s *Store) Restore(r io.Reader) error { return s.RestoreBeside(r, inTurn) }
+
+// RestoreBeside is Restore by several processors. each runs the functions that it
+// is given, in any order or side by side, and returns when all have returned.
+func (s *Store) RestoreBeside(r io.Reader, each func(...func())) error {
+	st, err := decodeState(r, each)
 	if err != nil {
 		return err
 	}
@@ -37,42 +41,136 @@ func (s *Store) Restore(r io.Reader) error {
 	return nil
 }
 
-func decodeState(r io.Reader) (*state, error) {
+func inTurn(fs ...func()) {
+	for _, f := range fs {
+		f()
+	}
+}
+
+// batchBytes is how much of a snapshot is read, decoded and loaded at a time.
+const batchBytes = 4 << 20
+
+// batch is some frames of a snapshot, in order. Its buffers are used again.
+type batch struct {
+	frames []*frame
+	n      int   // frames of this round
+	err    error // after those, of reading
+	last   bool  // nothing comes after them
+}
+
+// decodeState reads, decodes and loads at the same time: while a batch is being
+// read, the one before is decoded and the one before that is loaded.
+func decodeState(r io.Reader, each func(...func())) (*state, error) {
 	f := &frameReader{r: r}
 	if err := f.header(); err != nil {
 		return nil, err
 	}
 	l := &loader{st: newState()}
-	last := frameKind(0)
-	for last != frameEnd {
-		kind, d, err := f.next()
-		if err != nil {
-			return nil, err
+	var loaded error
+	reading, decoding, loading := &batch{}, &batch{}, &batch{}
+	for {
+		work := []func(){func() { loaded = l.batch(loading) }}
+		if !decoding.last && !loading.last {
+			work = append(work, func() { f.batch(reading) })
 		}
-		at := d.off
-		once := kind == frameMeta || kind == frameAuth || kind == frameEnd
-		if last == 0 && kind != frameMeta || last != 0 && kind.place() < last.place() || kind == last && once {
-			return nil, damaged(at, "a frame of %s is out of place", kind)
+		for _, fr := range decoding.frames[:decoding.n] {
+			work = append(work, fr.decode)
 		}
-		last = kind
-		if err := l.frame(kind, d); err != nil {
-			return nil, err
+		each(work...)
+		if loaded != nil {
+			return nil, loaded
+		}
+		if loading.last {
+			return l.finish(f.off)
+		}
+		reading, decoding, loading = loading, reading, decoding
+		reading.n, reading.err, reading.last = 0, nil, false
+	}
+}
+
+// batch fills b.
+func (f *frameReader) batch(b *batch) {
+	for bytes := 0; bytes < batchBytes; {
+		if b.n == len(b.frames) {
+			b.frames = append(b.frames, &frame{})
+		}
+		fr := b.frames[b.n]
+		if b.err = f.next(fr); b.err != nil {
+			b.last = true
+			return
+		}
+		b.n++
+		bytes += len(fr.payload)
+		if fr.kind == frameEnd {
+			b.last = true
+			return
 		}
 	}
-	return l.finish(f.off)
+}
+
+// frame is one frame, and what is in it.
+type frame struct {
+	kind    frameKind
+	off     int64 // of the payload in the stream
+	payload []byte
+	kvs     []*mvccpb.KeyValue // of versions and changes, as far as they are whole
+	rest    decoder            // after those
+}
+
+// decode reads the versions in the frame.
+func (fr *frame) decode() {
+	clear(fr.kvs)
+	fr.kvs = fr.kvs[:0]
+	if fr.kind != frameVersions && fr.kind != frameChanges {
+		return
+	}
+	d := fr.decoder()
+	for d.more() {
+		if kv := d.version(); !d.bad {
+			fr.kvs = append(fr.kvs, kv)
+		}
+	}
+	fr.rest = *d
+}
+
+func (fr *frame) decoder() *decoder { return &decoder{b: fr.payload, off: fr.off} }
+
+// place is where version n begins in the stream.
+func (fr *frame) place(n int) int64 {
+	d := fr.decoder()
+	for range n {
+		d.version()
+	}
+	return d.off
 }
 
 // loader builds a state from frames in order.
 type loader struct {
 	st                        *state
+	last                      frameKind
 	leases, versions, changes uint64
 	lastLease                 int64
 	lastKey                   string
 	lastRev                   int64
 }
 
-func (l *loader) frame(kind frameKind, d *decoder) error {
-	switch kind {
+func (l *loader) batch(b *batch) error {
+	for _, fr := range b.frames[:b.n] {
+		once := fr.kind == frameMeta || fr.kind == frameAuth || fr.kind == frameEnd
+		if l.last == 0 && fr.kind != frameMeta || l.last != 0 && fr.kind.place() < l.last.place() || fr.kind == l.last && once {
+			return damaged(fr.off, "a frame of %s is out of place", fr.kind)
+		}
+		l.last = fr.kind
+		if err := l.frame(fr); err != nil {
+			return err
+		}
+	}
+	return b.err
+}
+
+func (l *loader) frame(fr *frame) error {
+	d := fr.decoder()
+	switch fr.kind {
 	case frameMeta:
 		l.meta(d)
 		if !d.bad && (l.st.rev < 1 || l.st.compactRev < -1 || l.st.compactRev > l.st.rev) {
@@ -96,33 +194,20 @@ func (l *loader) frame(kind frameKind, d *decoder) error {
 			l.st.leases.Load(lease.ID, lease)
 		}
 	case frameVersions:
-		for d.more() {
-			at := d.off
-			kv := d.version()
-			if d.bad {
-				break
+		for i, kv := range fr.kvs {
+			if !l.version(kv) {
+				return damaged(fr.place(i), "version of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
 			}
-			if !live(kv) || len(kv.Key) == 0 || l.versions > 0 && string(kv.Key) <= l.lastKey ||
-				kv.ModRevision < 1 || kv.ModRevision >= l.st.compactRev || kv.CreateRevision > kv.ModRevision {
-				return damaged(at, "version of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
-			}
-			l.lastKey = keyString(kv.Key)
-			l.versions++
-			l.st.keys.Load(l.lastKey, newEntry(kv))
-			l.st.size += cost(kv)
 		}
+		d = &fr.rest
 	case frameChanges:
-		for d.more() {
-			at := d.off
-			kv := d.version()
-			if d.bad {
-				break
-			}
+		for i, kv := range fr.kvs {
 			if !l.change(kv) {
-				return damaged(at, "change of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
+				return damaged(fr.place(i), "change of key %q at revision %d is out of place", kv.Key, kv.ModRevision)
 			}
 			l.changes++
 		}
+		d = &fr.rest
 	case frameEnd:
 		leases, versions, changes := d.uint(), d.uint(), d.uint()
 		if !d.bad && (leases != l.leases || versions != l.versions || changes != l.changes) {
@@ -130,9 +215,23 @@ func (l *loader) frame(kind frameKind, d *decoder) error {
 				l.leases, l.versions, l.changes, leases, versions, changes)
 		}
 	default:
-		return damaged(d.off, "unknown frame of %s", kind)
+		return damaged(d.off, "unknown frame of %s", fr.kind)
 	}
-	return d.done(kind)
+	return d.done(fr.kind)
+}
+
+// version takes a version that is older than the compact revision; false when it
+// cannot follow the one before.
+func (l *loader) version(kv *mvccpb.KeyValue) bool {
+	if !live(kv) || len(kv.Key) == 0 || l.versions > 0 && string(kv.Key) <= l.lastKey ||
+		kv.ModRevision < 1 || kv.ModRevision >= l.st.compactRev || kv.CreateRevision > kv.ModRevision {
+		return false
+	}
+	l.lastKey = keyString(kv.Key)
+	l.versions++
+	l.st.keys.Load(l.lastKey, newEntry(kv))
+	l.st.size += cost(kv)
+	return true
 }
 
 func (l *loader) meta(d *decoder) {

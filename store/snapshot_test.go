@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -188,6 +189,41 @@ func TestLargeSnapshot(t *testing.T) {
 	}
 }
 
+func backwards(fs ...func()) {
+	for _, f := range slices.Backward(fs) {
+		f()
+	}
+}
+
+// What is read, decoded and loaded at the same time gives what it gives in turn, over more than a few batches.
+func TestRestoreBeside(t *testing.T) {
+	s := New(Options{})
+	for i := range 3 * batchBytes / 4096 {
+		mustApply(t, s, put(fmt.Sprintf("key-%05d", i%700), strings.Repeat(string(rune('a'+i%26)), 4096)))
+	}
+	mustApply(t, s, &pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: 1500}})
+	want := snapshotBytes(t, s)
+	for name, each := range map[string]func(...func()){"backwards": backwards, "side by side": func(fs ...func()) {
+		var wg sync.WaitGroup
+		for _, f := range fs {
+			wg.Go(f)
+		}
+		wg.Wait()
+	}} {
+		r := New(Options{})
+		if err := r.RestoreBeside(bytes.NewReader(want), each); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !bytes.Equal(snapshotBytes(t, r), want) {
+			t.Errorf("%s: it differs", name)
+		}
+		// Buffers are used again, batch by batch: what was cut off late is found too.
+		if err := New(Options{}).RestoreBeside(bytes.NewReader(want[:len(want)-4096]), each); !errors.Is(err, ErrDamagedSnapshot) {
+			t.Errorf("%s, cut off: %v", name, err)
+		}
+	}
+}
+
 // Restore takes any bytes without panic, and what it takes is a whole state:
 // it can be written and restored again to the same.
 func FuzzRestore(f *testing.F) {
@@ -225,13 +261,21 @@ func restoreForged(t rapid.TB, b []byte) {
 	// Damaged checksums would end nearly every input at once.
 	b = withChecksums(b)
 	s := New(Options{})
-	if err := s.Restore(bytes.NewReader(b)); err != nil {
+	err := s.Restore(bytes.NewReader(b))
+	other := New(Options{})
+	if again := other.RestoreBeside(bytes.NewReader(b), backwards); fmt.Sprint(again) != fmt.Sprint(err) {
+		t.Fatalf("in turn: %v, in another order: %v", err, again)
+	}
+	if err != nil {
 		if s.Revision() != 1 {
 			t.Fatal("a failed restore changed the state")
 		}
 		return
 	}
 	first := snapshotBytes(t, s)
+	if !bytes.Equal(first, snapshotBytes(t, other)) {
+		t.Fatal("restored in another order, it differs")
+	}
 	r := New(Options{})
 	if err := r.Restore(bytes.NewReader(first)); err != nil {
 		t.Fatalf("what was restored cannot be restored again: %v", err)

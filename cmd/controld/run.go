@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tripod-cluster/tripod/controlplane"
+	"github.com/tripod-cluster/tripod/internal/heap"
 )
 
 func runCommand(f *flags) *cobra.Command {
@@ -49,6 +50,7 @@ func runCommand(f *flags) *cobra.Command {
 					log.Info("log level reloaded; other settings take effect at the next start", "level", n.LogLevel)
 				}
 			}()
+			heap.Bound()
 			if err := controlplane.Run(c.Context(), cfg, controlplane.Options{Version: version, Log: log}); err != nil {
 				return fmt.Errorf("run: %w", err)
 			}

@@ -65,7 +65,7 @@ var rooms = []room{
 	{pkgs: []string{"controlplane/enroll"}, own: []string{"backup/etcddb", "controlplane/peer", "controlplane/vip", "pki", "raftfsm", "store"}, never: everythingOfK8s, why: "it runs where there is no cluster, or none that serves"},
 	{pkgs: []string{"controlplane"}, own: []string{"backup/...", "controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling"}, why: "it assembles a peer"},
 
-	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "pki"}, why: "flags, configuration, wiring"},
+	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "internal/heap", "pki"}, why: "flags, configuration, wiring"},
 	{pkgs: []string{"cmd/noded"}, own: []string{"nodeagent/...", "dataplane/...", "pki"}, never: kubernetesMachinery, why: "flags, configuration, wiring; nothing of the control plane"},
 	{pkgs: []string{"cmd/kubectl"}, why: "Kubernetes' own program"},
 

@@ -18,6 +18,8 @@ import (
 	"syscall"
 
 	"go.etcd.io/etcd/api/v3/version"
+
+	"github.com/tripod-cluster/tripod/internal/heap"
 )
 
 func main() {
@@ -30,6 +32,7 @@ func main() {
 		fmt.Printf("etcd Version: %s\nGit SHA: tripod\nGo Version: %s\nGo OS/Arch: %s/%s\n", version.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return
 	}
+	heap.Bound()
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
 		fmt.Fprintf(os.Stderr, "--log-level: %v\n", err)
