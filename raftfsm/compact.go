@@ -45,7 +45,10 @@ func (n *Node) snapshots() {
 	}
 }
 
+// logBytesSince is about how many bytes of entries follow index in the log. It reads few of them: all are
+// about to be read to be applied.
 func (n *Node) logBytesSince(index uint64) int64 {
+	const samples = 64
 	last, err := n.logs.LastIndex()
 	if err != nil || last <= index {
 		return 0
@@ -54,13 +57,15 @@ func (n *Node) logBytesSince(index uint64) int64 {
 	if err != nil {
 		return 0
 	}
+	first = max(first, index+1)
+	step := (last-first)/samples + 1
 	var bytes int64
-	for i := max(first, index+1); i <= last; i++ {
+	for i := first; i <= last; i += step {
 		var e raft.Log
 		if n.stopping() || n.logs.GetLog(i, &e) != nil {
 			break
 		}
-		bytes += int64(len(e.Data))
+		bytes += int64(len(e.Data)) * int64(min(step, last-i+1))
 	}
 	return bytes
 }
