@@ -26,9 +26,9 @@ STAMP := $(foreach p,k8s.io/component-base/version k8s.io/client-go/pkg/version,
 LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 
 # Tests that need the fleet or the guest are not unit tests.
-UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|conformance|bench)(/|$$)')
+UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|bench)(/|$$)')
 
-.PHONY: etcd-suite help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
+.PHONY: conformance conformance-build conformance-quick etcd-suite help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
 
 help: ## list what make can do
 	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -77,6 +77,25 @@ e2e: up ## end-to-end tests on the fleet
 
 test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them does
 	@.ci/all
+
+# Upstream's tests take the version that they are for from the link.
+conformance-build: deps
+	@mkdir -p $(T)/bin
+	@echo "building Kubernetes' conformance tests $(KUBE) (a first build takes about 5 minutes on 2 cores)"
+	@go build -ldflags '-s -w' -o $(T)/bin/ github.com/onsi/ginkgo/v2/ginkgo
+	@go test -c -vet=off -ldflags '-s -w $(foreach p,k8s.io/component-base/version k8s.io/client-go/pkg/version,-X $(p).gitVersion=$(KUBE) \
+	  -X $(p).gitMajor=$(word 1,$(subst ., ,$(KUBE:v%=%))) -X $(p).gitMinor=$(word 2,$(subst ., ,$(KUBE:v%=%))))' -o $(T)/bin/e2e.test k8s.io/kubernetes/test/e2e
+	@images/build $(T)/images/conformance conformance
+
+CONFORMANCE = go run ./test/conformance -bin $(T)/bin -kubectl $(T)/bin/kubectl -images $(T)/images/conformance
+
+# FOCUS='\[sig-apps\]' SKIP=… choose, RESUME=1 runs only what failed or did not run last time, PROCS=4 tests at a time.
+conformance: up conformance-build ## Kubernetes' conformance tests; FOCUS=… SKIP=… RESUME=1; summary and junit in .tripod/conformance
+	@$(CONFORMANCE) -out $(T)/conformance -focus '$(FOCUS)' -skip '$(SKIP)' -procs $(or $(PROCS),4) $(if $(RESUME),-resume)
+
+# Some of every SIG, in a few minutes: a part of make test.
+conformance-quick: up conformance-build
+	@$(CONFORMANCE) -out $(T)/conformance-quick -quick
 
 linearizability: ## three store servers under faults, judged by etcd's robustness validators; TIME=30m (default 10m) SEED=n
 	@mkdir -p $(T)/linearizability

@@ -6,7 +6,7 @@
 //	pack -o nginx.tar -name tripod.local/nginx:1 -root DIR -cmd nginx -cmd -g -cmd 'daemon off;'
 //
 // The archive is an OCI image layout (opencontainers/image-spec 1.0) that names the image in the two annotations
-// that containerd reads.
+// that containerd reads; an image of several names has an entry of the index for each.
 package main
 
 import (
@@ -34,9 +34,9 @@ func (w *words) Set(s string) error { *w = append(*w, s); return nil }
 
 // recipe is what an image is made of.
 type recipe struct {
-	Name       string // full reference, registry included
-	Root       string // directory tree that becomes the layer, or
-	Binary     string // one static binary, which becomes Entrypoint[0]
+	Names      []string // full references, registry included
+	Root       string   // directory tree that becomes the layer, or
+	Binary     string   // one static binary, which becomes Entrypoint[0]
 	Entrypoint []string
 	Cmd        []string
 	Env        []string // NAME=value
@@ -50,7 +50,7 @@ type recipe struct {
 func main() {
 	var r recipe
 	out := flag.String("o", "", "archive to write")
-	flag.StringVar(&r.Name, "name", "", "image reference, such as tripod.local/web:1")
+	flag.Var((*words)(&r.Names), "name", "image reference, such as tripod.local/web:1 (repeat for other names of the same image)")
 	flag.StringVar(&r.Root, "root", "", "directory tree to pack")
 	flag.StringVar(&r.Binary, "binary", "", "static binary to pack, in place of -root")
 	flag.Var((*words)(&r.Entrypoint), "entrypoint", "entry point, one word (repeat)")
@@ -69,7 +69,7 @@ func main() {
 }
 
 func run(r recipe, out string) error {
-	if out == "" || r.Name == "" || (r.Root == "") == (r.Binary == "") {
+	if out == "" || len(r.Names) == 0 || (r.Root == "") == (r.Binary == "") {
 		return errors.New("need -o, -name and one of -root and -binary; see -help")
 	}
 	// Beside the target, then renamed: a watcher of the directory never sees half an archive.
@@ -80,7 +80,7 @@ func run(r recipe, out string) error {
 	defer os.Remove(f.Name())
 	defer f.Close()
 	if err := write(f, r); err != nil {
-		return fmt.Errorf("pack %s: %w", r.Name, err)
+		return fmt.Errorf("pack %s: %w", r.Names[0], err)
 	}
 	if err := errors.Join(f.Chmod(0o644), f.Close()); err != nil {
 		return err
@@ -153,14 +153,15 @@ func write(w io.Writer, r recipe) error {
 	if err != nil {
 		return err
 	}
-	index, err := json.Marshal(dict{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-		"manifests": []descriptor{{
+	var named []descriptor
+	for _, name := range r.Names {
+		named = append(named, descriptor{
 			MediaType: "application/vnd.oci.image.manifest.v1+json", Digest: digest(manifest), Size: int64(len(manifest)),
 			Platform:    map[string]string{"architecture": r.Arch, "os": "linux"},
-			Annotations: map[string]string{"io.containerd.image.name": r.Name, "org.opencontainers.image.ref.name": r.Name},
-		}},
-	})
+			Annotations: map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
+		})
+	}
+	index, err := json.Marshal(dict{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": named})
 	if err != nil {
 		return err
 	}

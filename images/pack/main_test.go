@@ -91,12 +91,12 @@ func TestTree(t *testing.T) {
 	if err := os.Symlink("usr/bin", filepath.Join(root, "bin")); err != nil {
 		t.Fatal(err)
 	}
-	r := recipe{Name: "tripod.local/x:1", Root: root, Cmd: []string{"tool", "-v"}, Env: []string{"A=b"}, Ports: []string{"80/tcp"},
+	r := recipe{Names: []string{"tripod.local/x:1"}, Root: root, Cmd: []string{"tool", "-v"}, Env: []string{"A=b"}, Ports: []string{"80/tcp"},
 		User: "33", WorkDir: "/srv", StopSignal: "SIGQUIT", Arch: "amd64"}
 	first := pack(t, r)
 	name, config, layer := image(t, first)
-	if name != r.Name {
-		t.Errorf("image is named %q, want %q", name, r.Name)
+	if name != r.Names[0] {
+		t.Errorf("image is named %q, want %q", name, r.Names[0])
 	}
 	c := config["config"].(map[string]any)
 	if c["User"] != "33" || c["WorkingDir"] != "/srv" || c["StopSignal"] != "SIGQUIT" || c["Entrypoint"] != nil {
@@ -128,7 +128,7 @@ func TestBinary(t *testing.T) {
 	if err := os.WriteFile(bin, []byte("elf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, config, layer := image(t, pack(t, recipe{Name: "n", Binary: bin, Entrypoint: []string{"/pause"}, Arch: "arm64"}))
+	_, config, layer := image(t, pack(t, recipe{Names: []string{"n"}, Binary: bin, Entrypoint: []string{"/pause"}, Arch: "arm64"}))
 	files, heads := read(t, layer)
 	if string(files["pause"]) != "elf" || heads["pause"].Mode&0o111 != 0o111 {
 		t.Errorf("binary is not executable at its entry point: %v", heads["pause"])
@@ -142,11 +142,11 @@ func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	out := filepath.Join(dir, "o.tar")
 	for what, r := range map[string]recipe{
-		"no source":           {Name: "n"},
-		"two sources":         {Name: "n", Root: dir, Binary: "b"},
+		"no source":           {Names: []string{"n"}},
+		"two sources":         {Names: []string{"n"}, Root: dir, Binary: "b"},
 		"no name":             {Root: dir},
-		"missing tree":        {Name: "n", Root: filepath.Join(dir, "none")},
-		"relative entrypoint": {Name: "n", Binary: "/proc/self/exe", Entrypoint: []string{"x"}},
+		"missing tree":        {Names: []string{"n"}, Root: filepath.Join(dir, "none")},
+		"relative entrypoint": {Names: []string{"n"}, Binary: "/proc/self/exe", Entrypoint: []string{"x"}},
 	} {
 		if err := run(r, out); err == nil {
 			t.Errorf("%s was accepted", what)
@@ -154,5 +154,23 @@ func TestRefusals(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("a refused image left %v", left)
+	}
+}
+
+func TestEveryNameHasAnEntryOfTheIndex(t *testing.T) {
+	files, _ := read(t, pack(t, recipe{Names: []string{"a:1", "b:2"}, Root: t.TempDir()}))
+	var index struct{ Manifests []descriptor }
+	if err := json.Unmarshal(files["index.json"], &index); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range index.Manifests {
+		if m.Digest != index.Manifests[0].Digest {
+			t.Errorf("%v is another image", m.Annotations)
+		}
+		names = append(names, m.Annotations["io.containerd.image.name"])
+	}
+	if got := strings.Join(names, " "); got != "a:1 b:2" {
+		t.Errorf("names are %q, want both", got)
 	}
 }
