@@ -44,7 +44,7 @@ func (m *Manager) payload(ctx context.Context, pod *v1.Pod, v *v1.Volume) (map[s
 	case v.Projected != nil:
 		p.mode = modeOf(v.Projected.DefaultMode)
 		for i := range v.Projected.Sources {
-			if err = p.source(&v.Projected.Sources[i]); err != nil {
+			if err = p.source(v.Name, i, &v.Projected.Sources[i]); err != nil {
 				break
 			}
 		}
@@ -68,7 +68,9 @@ func modeOf(m *int32) os.FileMode {
 	return os.FileMode(*m) & 0o777
 }
 
-func (p *builder) source(s *v1.VolumeProjection) error {
+// source adds the files of a projected volume's source, which is known by the
+// volume's name and its index.
+func (p *builder) source(volume string, index int, s *v1.VolumeProjection) error {
 	switch {
 	case s.ConfigMap != nil:
 		return p.configMap(s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional)
@@ -79,11 +81,9 @@ func (p *builder) source(s *v1.VolumeProjection) error {
 	case s.ServiceAccountToken != nil:
 		return p.token(s.ServiceAccountToken)
 	case s.ClusterTrustBundle != nil:
-		if o := s.ClusterTrustBundle.Optional; o != nil && *o {
-			p.out[s.ClusterTrustBundle.Path] = file{mode: p.mode}
-			return nil
-		}
-		return definite("projected clusterTrustBundle is not supported by this node")
+		return p.trustBundle(s.ClusterTrustBundle)
+	case s.PodCertificate != nil:
+		return p.certificate(volume, index, s.PodCertificate)
 	}
 	return definite("this kind of projected source is not supported by this node")
 }
@@ -172,13 +172,18 @@ func (p *builder) token(s *v1.ServiceAccountTokenProjection) error {
 	if err != nil {
 		return err
 	}
-	f := file{data: []byte(tok), mode: p.mode, owner: commonUser(p.pod)}
-	// Readable by whoever runs in the pod, and where that is known, by nobody else.
+	p.out[s.Path] = p.private([]byte(tok))
+	return nil
+}
+
+// private is a file readable by whoever runs in the pod, and where that is known,
+// by nobody else.
+func (p *builder) private(data []byte) file {
+	f := file{data: data, mode: p.mode, owner: commonUser(p.pod)}
 	if f.owner != nil || fsGroup(p.pod) != nil {
 		f.mode = 0o600
 	}
-	p.out[s.Path] = f
-	return nil
+	return f
 }
 
 // commonUser is the user all containers run as, if the spec says so.

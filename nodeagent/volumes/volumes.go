@@ -31,10 +31,12 @@ import (
 // Manager makes and removes the volumes of one node's pods. It is safe for
 // concurrent use on different pods.
 type Manager struct {
-	root   string
-	facts  func(*v1.Pod) env.Facts
-	tokens *tokens
-	log    *slog.Logger
+	root         string
+	client       kubernetes.Interface
+	facts        func(*v1.Pod) env.Facts
+	tokens       *tokens
+	certificates *certificates
+	log          *slog.Logger
 
 	mu     sync.Mutex
 	mounts map[types.UID]bool // pods that were prepared here
@@ -43,7 +45,7 @@ type Manager struct {
 // New makes a Manager with the pods' files below root. facts gives what
 // downward API fields and object volumes are read from.
 func New(root string, client kubernetes.Interface, facts func(*v1.Pod) env.Facts, log *slog.Logger) *Manager {
-	return &Manager{root: root, facts: facts, tokens: newTokens(client), log: log, mounts: map[types.UID]bool{}}
+	return &Manager{root: root, client: client, facts: facts, tokens: newTokens(client), certificates: newCertificates(client), log: log, mounts: map[types.UID]bool{}}
 }
 
 // PodDir is the directory with a pod's files.
@@ -314,6 +316,7 @@ func isMount(dir string) (bool, error) {
 func (m *Manager) Teardown(uid types.UID) error {
 	dir := m.PodDir(uid)
 	m.tokens.drop(uid)
+	m.certificates.drop(uid)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
