@@ -15,7 +15,7 @@
 //     one; of several that begin with one key etcd may keep both.
 //   - A jwt option that is not known is refused and not overlooked.
 //   - The calls that change membership work only where Config.Members is given.
-//   - Every downgrade is refused. There are no websockets on the JSON gateway.
+//   - Every downgrade is refused.
 //   - Hash and HashKV compare members of this cluster with each other, not
 //     with an etcd server.
 //   - Defragment has nothing to do, and succeeds.

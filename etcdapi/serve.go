@@ -67,7 +67,7 @@ func (s *Server) NewFront(pages http.Handler, more ...grpc.ServerOption) (*Front
 		ours, theirs := net.Pipe()
 		go f.rpcs.give(theirs)
 		return ours
-	})
+	}, s.log)
 	if err != nil {
 		return nil, err
 	}

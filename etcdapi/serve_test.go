@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -125,6 +126,40 @@ func TestFrontServesEverything(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A watch over a websocket of the JSON form tells events as they come, and ends with the server.
+func TestWatchOverWebsocket(t *testing.T) {
+	g := newRig(t, nil)
+	ctx := testContext(t)
+	addr, conf := serveFront(t, g, true)
+	dialer := websocket.Dialer{TLSClientConfig: conf, HandshakeTimeout: patience}
+	ws, _, err := dialer.DialContext(ctx, "wss://"+addr+"/v3/watch", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.Close()
+	if err := ws.WriteJSON(map[string]any{"create_request": map[string]any{"key": []byte("k")}}); err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Result struct {
+			Created bool
+			Events  []struct{ Kv struct{ Key, Value []byte } }
+		}
+	}
+	if err := ws.ReadJSON(&answer); err != nil || !answer.Result.Created {
+		t.Fatalf("%+v, %v", answer, err)
+	}
+	for _, value := range []string{"1", "2"} {
+		if _, err := g.client.Put(ctx, "k", value); err != nil {
+			t.Fatal(err)
+		}
+		answer.Result.Events = nil
+		if err := ws.ReadJSON(&answer); err != nil || len(answer.Result.Events) != 1 || string(answer.Result.Events[0].Kv.Value) != value {
+			t.Fatalf("%+v, %v", answer, err)
+		}
 	}
 }
 
