@@ -75,7 +75,7 @@ guest: deps ## tests that need a kernel of their own, under QEMU: packet flow ov
 e2e: up ## end-to-end tests on the fleet
 	@.ci/gotest e2e go test ./test/e2e/... -count=1 -v -timeout 45m || { $(FLEET) collect $(T)/logs/fleet; exit 1; }
 
-test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them does
+test: deps ## everything: vet, unit, guest, end-to-end, some conformance tests; fails if any of them does
 	@.ci/all
 
 # Upstream's tests take the version that they are for from the link.
