@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
 	walfs "github.com/hashicorp/raft-wal/fs"
 	"github.com/hashicorp/raft-wal/types"
@@ -110,11 +111,12 @@ func unseal(b []byte, v any) (version uint64, err error) {
 	return version, nil
 }
 
-// sealedFile is a value in two copies.
+// sealedFile is a value in two copies, one of which is whole at any time.
 type sealedFile struct {
 	files   fileSystem
 	path    string
 	version uint64
+	torn    string // the copy that may not be whole, or is older: the next to be written
 }
 
 // readSealed reads the newer whole copy at path into v, and says which copies do not hold
@@ -172,6 +174,7 @@ func (f *sealedFile) load(v any, log *slog.Logger) error {
 	}
 	f.version = version
 	for p, why := range stale {
+		f.torn = p
 		if errors.Is(why, errDamaged) {
 			log.Error("one of two copies of a file is damaged, and is written anew from the other: check the disk", "path", p, "error", why)
 		}
@@ -183,25 +186,29 @@ func (f *sealedFile) load(v any, log *slog.Logger) error {
 	return f.write(b)
 }
 
-// store replaces the value.
+// store replaces the value. When it fails, either may be read later.
 func (f *sealedFile) store(v any) error {
-	b, err := seal(v, f.version+1)
+	f.version++ // also of a value that is not written: what is tried later is newer
+	b, err := seal(v, f.version)
 	if err != nil {
 		return err
 	}
-	if err := f.write(b); err != nil {
-		return err
-	}
-	f.version++
-	return nil
+	return f.write(b)
 }
 
+// write writes both copies. What failed to be written before comes first, while the other one is whole.
 func (f *sealedFile) write(b []byte) error {
-	for _, p := range []string{f.path, f.path + secondCopy} {
+	copies := []string{f.path, f.path + secondCopy}
+	if f.torn == copies[1] {
+		slices.Reverse(copies)
+	}
+	for _, p := range copies {
+		f.torn = p
 		if err := overwrite(f.files, p, b); err != nil {
 			return fmt.Errorf("write %s: %w", p, err)
 		}
 	}
+	f.torn = ""
 	return nil
 }
 

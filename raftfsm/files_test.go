@@ -4,8 +4,10 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/raft-wal/types"
@@ -100,6 +102,50 @@ func TestSealedFileIsAtomic(t *testing.T) {
 			if err := (&sealedFile{files: files, path: path}).load(&again, quiet(t)); err != nil || len(again) < len(got) {
 				t.Fatalf("cut %d: %q was read, and then %q, %v", cut, got, again, err)
 			}
+		}
+	}
+}
+
+// Whichever writes are torn, in this process and the ones after it: one copy is whole, what is read was stored,
+// and nothing older than what was acknowledged.
+func TestSealedFileAfterManyTornWrites(t *testing.T) {
+	type value struct {
+		N   int
+		Pad string // so that half of a write is in the middle of it
+	}
+	of := func(n int) value { return value{n, strings.Repeat(string(rune('a'+n%26)), 400)} }
+	for seed := range uint64(50) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		path := filepath.Join(t.TempDir(), "value.json")
+		disk := &cutFiles{newOSFiles(), 1 << 30}
+		f := &sealedFile{files: disk, path: path}
+		if err := f.store(of(0)); err != nil {
+			t.Fatal(err)
+		}
+		acked, last := 0, 0 // the last value acknowledged, and the last one tried
+		for step := range 60 {
+			disk.left = 1 << 30
+			if rnd.IntN(2) == 0 {
+				disk.left = rnd.IntN(2)
+			}
+			if rnd.IntN(3) > 0 {
+				last++
+				if err := f.store(of(last)); err == nil {
+					acked = last
+				}
+				continue
+			}
+			f = &sealedFile{files: disk, path: path}
+			var got value
+			err := f.load(&got, quiet(t))
+			if errors.Is(err, errCut) { // it could not make both copies hold it
+				disk.left = 1 << 30
+				err = f.load(&got, quiet(t))
+			}
+			if err != nil || got != of(got.N) || got.N < acked || got.N > last {
+				t.Fatalf("seed %d step %d: read %v, %v; %d was acknowledged, %d tried", seed, step, got, err, acked, last)
+			}
+			acked = got.N // it was answered for
 		}
 	}
 }

@@ -36,6 +36,7 @@ type walLog struct {
 	vfs    *namedFS
 	rot    *rotations
 	last   uint64 // atomic: last index whose append was acknowledged
+	cut    uint64 // the end of the log from here on is being removed, and may be gone or not; 0 for none
 	broken bool
 	closed bool
 }
@@ -123,7 +124,7 @@ func (l *walLog) close() error {
 	return l.w.Close()
 }
 
-// mend reopens the files after a failed append, and drops what of it reached them.
+// mend reopens the files after a failed write, and drops what of an append reached them, or what a removal left.
 // Called with mu write-held.
 func (l *walLog) mend() error {
 	if l.closed {
@@ -132,20 +133,37 @@ func (l *walLog) mend() error {
 	if err := l.open(); err != nil {
 		return err
 	}
+	first, err := l.w.FirstIndex()
+	if err != nil {
+		return err
+	}
 	last, err := l.w.LastIndex()
 	if err != nil {
 		return err
 	}
-	if last < l.last {
-		return fmt.Errorf("the raft log in %s ends at %d after reopening, but %d was acknowledged: the disk lost data", l.dir, last, l.last)
+	// What must be there, and what must not.
+	keep := l.last
+	if l.cut != 0 {
+		keep = min(keep, l.cut-1)
 	}
-	if last > l.last {
-		if err := l.w.DeleteRange(l.last+1, last); err != nil {
+	gone := l.cut != 0 && last == 0 && (first == 0 || l.cut <= first) // all of it
+	if last < keep && !gone {
+		return fmt.Errorf("the raft log in %s ends at %d after reopening, but %d was acknowledged: the disk lost data", l.dir, last, keep)
+	}
+	if last > keep {
+		if err := l.w.DeleteRange(keep+1, last); err != nil {
 			return err
 		}
 	}
+	if l.cut != 0 {
+		if keep, err = l.w.LastIndex(); err != nil {
+			return err
+		}
+		atomic.StoreUint64(&l.last, keep)
+		l.cut = 0
+	}
 	l.broken = false
-	l.log.Info("the raft log was reopened after a failed write", "dir", l.dir, "lastIndex", l.last)
+	l.log.Info("the raft log was reopened after a failed write", "dir", l.dir, "lastIndex", keep)
 	return nil
 }
 
@@ -220,27 +238,42 @@ func (l *walLog) StoreLogs(es []*raft.Log) error {
 	return nil
 }
 
+// DeleteRange removes entries from an end of the log. When it fails they are all there, and can be read; a removal that
+// reached the disk although it was said to have failed, as one does that finds no room for the next segment, succeeds.
 func (l *walLog) DeleteRange(lo, hi uint64) error {
-	err := l.write(func(w *wal.WAL) error {
+	last := atomic.LoadUint64(&l.last)
+	if lo > last {
+		return nil
+	}
+	remove := func(w *wal.WAL) error {
 		if err := l.rot.settle(); err != nil {
 			return err
 		}
 		return w.DeleteRange(lo, hi)
-	})
+	}
+	err := l.write(remove)
+	if hi < last {
+		return err
+	}
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.cut = lo
+		if l.mend() != nil {
+			l.broken = true
+			return err
+		}
+		return nil
+	}
+	now := lo - 1
+	first, err := l.FirstIndex()
 	if err != nil {
 		return err
 	}
-	if last := atomic.LoadUint64(&l.last); hi >= last && lo <= last {
-		first, ferr := l.FirstIndex()
-		if ferr != nil {
-			return ferr
-		}
-		if first == 0 {
-			atomic.StoreUint64(&l.last, 0)
-		} else {
-			atomic.StoreUint64(&l.last, lo-1)
-		}
+	if first == 0 {
+		now = 0
 	}
+	atomic.StoreUint64(&l.last, now)
 	return nil
 }
 

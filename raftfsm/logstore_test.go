@@ -256,6 +256,7 @@ func TestLogStoreCache(t *testing.T) {
 // Random appends, truncations at both ends, failures and reopenings against a slice: the log is what was
 // acknowledged, always.
 func TestLogAgainstModel(t *testing.T) {
+	failed := 0 // removals on a full disk
 	for seed := range uint64(6) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		dir := t.TempDir()
@@ -297,8 +298,21 @@ func TestLogAgainstModel(t *testing.T) {
 				}
 			case what < 7 && last > first: // a suffix, as a follower with another leader's entries does
 				lo := first + 1 + rnd.Uint64N(last-first)
-				if err := w.DeleteRange(lo, last); err != nil {
-					t.Fatalf("seed %d step %d: remove %d to %d: %v", seed, step, lo, last, err)
+				disk.full.Store(rnd.IntN(3) == 0)
+				disk.inPlace = rnd.IntN(2) == 0
+				err := w.DeleteRange(lo, last)
+				disk.full.Store(false)
+				disk.inPlace = false
+				if err != nil {
+					if !errors.Is(err, syscall.ENOSPC) {
+						t.Fatalf("seed %d step %d: remove %d to %d: %v", seed, step, lo, last, err)
+					}
+					failed++
+					w.check(t, last) // nothing is gone
+					err = w.DeleteRange(lo, last)
+				}
+				if err != nil {
+					t.Fatalf("seed %d step %d: remove %d to %d, again: %v", seed, step, lo, last, err)
 				}
 				for i := lo; i <= last; i++ {
 					delete(model, i)
@@ -333,5 +347,46 @@ func TestLogAgainstModel(t *testing.T) {
 			}
 		}
 		w.close()
+	}
+	if failed == 0 {
+		t.Error("no removal met a full disk")
+	}
+}
+
+// The disk becomes full while the end of the log is removed. raft-wal says that it failed after its list of segments was
+// written, when there is no room for the next segment: at the next opening the entries are gone.
+func TestRemovalOnAFullDisk(t *testing.T) {
+	for name, inPlace := range map[string]bool{"nothing is written": false, "the list is written": true} {
+		for _, c := range []struct {
+			what         string
+			lo, hi, left uint64
+		}{{"the end", 8, 10, 7}, {"all", 1, 10, 0}} {
+			t.Run(name+", "+c.what, func(t *testing.T) {
+				dir := t.TempDir()
+				disk := &fullFS{fileSystem: newOSFiles(), inPlace: inPlace}
+				w := openTestWALOn(t, dir, disk, segmentBytes)
+				if err := w.StoreLogs(entries(1, 10, 100)); err != nil {
+					t.Fatal(err)
+				}
+				disk.full.Store(true)
+				err := w.DeleteRange(c.lo, c.hi)
+				if err != nil {
+					w.check(t, 10)
+				}
+				disk.full.Store(false)
+				if err := w.DeleteRange(c.lo, c.hi); err != nil {
+					t.Fatalf("after %v: %v", err, err)
+				}
+				w.check(t, c.left)
+				if err := w.StoreLogs(entries(c.left+1, c.left+5, 100)); err != nil {
+					t.Fatal(err)
+				}
+				w.check(t, c.left+5)
+				if err := w.close(); err != nil {
+					t.Fatal(err)
+				}
+				openTestWAL(t, dir).check(t, c.left+5)
+			})
+		}
 	}
 }
