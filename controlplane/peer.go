@@ -308,13 +308,9 @@ func (p *Peer) bootstrap(ctx context.Context) error {
 // on the socket, for this process.
 func (p *Peer) serveEtcd(socket string, part func(string, func(context.Context) error)) (stop func(), err error) {
 	cluster := members.New(p.node, p.store, members.Options{Rules: raftfsm.Rules{Strict: true}, AddRefused: errJoin})
-	tmp, err := p.snapshotTmp()
-	if err != nil {
-		return nil, err
-	}
 	srv := etcdapi.New(etcdapi.Config{
-		SnapshotDir: tmp, SnapshotOrigin: p.origin,
-		Store: p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota, Metrics: p.metrics,
+		SnapshotOrigin: p.origin,
+		Store:          p.store, Proposer: p.writes, Leaser: p.node, Cluster: cluster, Members: cluster, Logger: p.log, QuotaBytes: storeQuota, Metrics: p.metrics,
 		// The operator's certificate on every peer is root's.
 		ClientCertAuth: true,
 	})

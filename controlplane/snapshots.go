@@ -2,8 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,19 +38,6 @@ func (p *Peer) caughtUp() bool {
 	leader, _ := p.node.Leader()
 	_, commit, applied := p.node.Indexes()
 	return leader != 0 && commit > 0 && applied+1000 >= commit
-}
-
-// snapshotTmp is where a snapshot that an etcd client asked for is written: on the disk of
-// the state, and empty after a start.
-func (p *Peer) snapshotTmp() (string, error) {
-	dir := p.cfg.StateDir + "/tmp"
-	if err := os.RemoveAll(dir); err != nil {
-		return "", fmt.Errorf("clear %s: %w", dir, err)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make the directory of temporary files: %w", err)
-	}
-	return dir, nil
 }
 
 // runBackups takes snapshots until ctx ends.

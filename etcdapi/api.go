@@ -122,11 +122,8 @@ type Config struct {
 	QuotaBytes int64
 	// Metrics are served at /metrics beside the Server's own; nil is none.
 	Metrics prometheus.Gatherer
-	// SnapshotDir is where a snapshot that a client asked for is written before it
-	// is sent; it takes as much space there for that time. Empty is os.TempDir.
-	SnapshotDir string
-	// SnapshotOrigin says what such a snapshot tells of this cluster; nil tells
-	// what Cluster does.
+	// SnapshotOrigin says what a snapshot that a client asked for tells of this
+	// cluster; nil tells what Cluster does.
 	SnapshotOrigin func() etcddb.Origin
 }
 
@@ -140,10 +137,8 @@ type Server struct {
 	events  *eventCache
 	metrics *metrics
 	led     leaderWatch
-	// saving is held while a snapshot is written.
-	saving chan struct{}
-	stop   chan struct{}
-	once   sync.Once
+	stop    chan struct{}
+	once    sync.Once
 	// unfollow ends the store's reports to tokens.
 	unfollow func()
 }
@@ -163,7 +158,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), saving: make(chan struct{}, 1), events: newEventCache()}
+	s := &Server{cfg: cfg, log: cfg.Logger.With("component", "etcdapi"), health: health.NewServer(), stop: make(chan struct{}), events: newEventCache()}
 	s.metrics = newServerMetrics(s)
 	s.led.init(cfg.Cluster, cfg.LeaderCheckInterval)
 	if cfg.Tokens == nil {

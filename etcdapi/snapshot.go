@@ -2,10 +2,6 @@ package etcdapi
 
 import (
 	"crypto/sha256"
-	"errors"
-	"fmt"
-	"io"
-	"os"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -15,68 +11,60 @@ import (
 	"github.com/tripod-cluster/tripod/backup/etcddb"
 )
 
-// snapshotChunk is how much of a snapshot one message carries.
+// snapshotChunk is how much of a snapshot one message carries at most.
 const snapshotChunk = 64 << 10
 
-// Snapshot sends the state as it is now, in the form of an etcd server's
-// database, and its checksum in the last message.
+// Snapshot sends the state as it is now, in the form of an etcd server's database, and
+// its checksum in the last message. It is made while it is sent, so that a client that
+// is slow holds the store's snapshot and one message, and nothing on disk.
 func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, out pb.Maintenance_SnapshotServer) error {
-	f, err := m.s.snapshotFile(out.Context().Done())
+	origin := m.s.snapshotOrigin()
+	sn := m.s.cfg.Store.Snapshot()
+	defer sn.Close()
+	db, err := etcddb.NewStream(sn, origin)
 	if err != nil {
-		m.s.log.Error("a snapshot that a client asked for failed", "error", err)
-		return status.Error(codes.Unavailable, "etcdserver: "+err.Error())
+		return m.s.snapshotFailed(err)
 	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return status.Error(codes.Unavailable, "etcdserver: "+err.Error())
+	m.s.log.Info("sending a snapshot to a client", "bytes", db.Size())
+	w := &snapshotSender{out: out, left: db.Size() - sha256.Size}
+	if _, err := db.WriteTo(w); w.err != nil {
+		return w.err // the client went away
+	} else if err != nil {
+		return m.s.snapshotFailed(err)
 	}
-	m.s.log.Info("sending a snapshot to a client", "bytes", fi.Size())
-	// The checksum is sent by itself, and is not counted in what remains.
-	for left := fi.Size() - sha256.Size; ; {
-		n := min(left, snapshotChunk)
-		if left == 0 {
-			n = sha256.Size
-		}
-		b := make([]byte, n) // Send does not wait until it is sent: no buffer is used again
-		if _, err := io.ReadFull(f, b); err != nil {
-			return status.Error(codes.Unavailable, "etcdserver: read the snapshot: "+err.Error())
-		}
-		last := left == 0
-		if !last {
-			left -= n
-		}
-		if err := out.Send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: b, Version: etcddb.SchemaVersion}); err != nil || last {
-			return err
-		}
-	}
+	return nil
 }
 
-// snapshotFile writes a snapshot to a file that is gone when it is closed. One is
-// written at a time.
-func (s *Server) snapshotFile(done <-chan struct{}) (*os.File, error) {
-	select {
-	case s.saving <- struct{}{}:
-		defer func() { <-s.saving }()
-	case <-done:
-		return nil, errors.New("the client went away")
-	case <-s.stop:
-		return nil, errors.New("the server stops")
+// snapshotFailed is for a fault of this program, and not of the client.
+func (s *Server) snapshotFailed(err error) error {
+	s.log.Error("a snapshot that a client asked for failed", "error", err)
+	return status.Error(codes.Unavailable, "etcdserver: make the snapshot: "+err.Error())
+}
+
+// snapshotSender sends what is written to it. The checksum, at the end, is sent by
+// itself and is not counted in what remains.
+type snapshotSender struct {
+	out  pb.Maintenance_SnapshotServer
+	left int64 // bytes before the checksum
+	err  error // of a Send
+}
+
+// Write sends p. The codec copies it before Send returns, so that it is the caller's
+// again.
+func (w *snapshotSender) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		size := int64(min(len(p)-n, snapshotChunk))
+		if w.left > 0 {
+			size = min(size, w.left)
+			w.left -= size
+		}
+		blob := p[n : n+int(size)]
+		if w.err = w.out.Send(&pb.SnapshotResponse{RemainingBytes: uint64(w.left), Blob: blob, Version: etcddb.SchemaVersion}); w.err != nil {
+			return n, w.err
+		}
+		n += len(blob)
 	}
-	f, err := os.CreateTemp(s.cfg.SnapshotDir, ".snapshot-*")
-	if err != nil {
-		return nil, fmt.Errorf("make a place for the snapshot: %w", err)
-	}
-	if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
-		return nil, errors.Join(fmt.Errorf("make a place for the snapshot: %w", err), f.Close())
-	}
-	origin := s.snapshotOrigin()
-	sn := s.cfg.Store.Snapshot()
-	defer sn.Close()
-	if _, err := etcddb.WriteFile(f, sn, origin); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return n, nil
 }
 
 func (s *Server) snapshotOrigin() etcddb.Origin {

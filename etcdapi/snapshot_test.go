@@ -3,9 +3,11 @@ package etcdapi
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -344,7 +346,7 @@ func sameContent(t *testing.T, got, want string) {
 // restored and served by an etcd server with the same keys, revisions, history
 // and leases.
 func TestSnapshotIsServedByEtcd(t *testing.T) {
-	g := newRig(t, func(c *Config) { c.SnapshotDir = t.TempDir() })
+	g := newRig(t, nil)
 	fillHistory(t, g.client, 1)
 	want := content(t, g.client)
 	path := saveSnapshot(t, g.client)
@@ -365,10 +367,115 @@ func TestSnapshotIsServedByEtcd(t *testing.T) {
 	stop()
 	c, _ = realEtcd(t, dir)
 	sameContent(t, content(t, c), again)
+}
 
-	left, err := os.ReadDir(g.server.cfg.SnapshotDir)
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+// fakeSnapshotStream keeps what is sent to it, and fails when it has more than limit bytes.
+type fakeSnapshotStream struct {
+	pb.Maintenance_SnapshotServer
+	ctx   context.Context
+	limit int64
+	sent  []*pb.SnapshotResponse
+	bytes []byte
+}
+
+var errGone = errors.New("the client went away")
+
+func (f *fakeSnapshotStream) Context() context.Context { return f.ctx }
+
+func (f *fakeSnapshotStream) Send(r *pb.SnapshotResponse) error {
+	if int64(len(f.bytes)+len(r.Blob)) > f.limit {
+		return errGone
+	}
+	// Only the codec's copy outlives Send.
+	f.bytes = append(f.bytes, r.Blob...)
+	f.sent = append(f.sent, &pb.SnapshotResponse{RemainingBytes: r.RemainingBytes, Blob: make([]byte, len(r.Blob)), Version: r.Version})
+	return nil
+}
+
+// What a snapshot says of its size is what comes: it remains after each message, and
+// the checksum comes alone in the end. Messages are small, whatever the values are.
+func TestSnapshotMessages(t *testing.T) {
+	g := newRig(t, nil)
+	for i := range 200 {
+		if _, err := g.client.Put(testContext(t), fmt.Sprintf("k%d", i), strings.Repeat("v", []int{0, 1000, 5000, 300_000}[i%4])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := &fakeSnapshotStream{ctx: testContext(t), limit: math.MaxInt64}
+	if err := (&maintenanceServer{s: g.server}).Snapshot(&pb.SnapshotRequest{}, out); err != nil {
+		t.Fatal(err)
+	}
+	content := len(out.bytes) - sha256.Size
+	left := uint64(content)
+	for i, r := range out.sent[:len(out.sent)-1] {
+		left -= uint64(len(r.Blob))
+		if r.RemainingBytes != left || len(r.Blob) == 0 || len(r.Blob) > snapshotChunk || r.Version != etcddb.SchemaVersion {
+			t.Fatalf("message %d: %d bytes, %d remain, of version %s; want %d to remain", i, len(r.Blob), r.RemainingBytes, r.Version, left)
+		}
+	}
+	if last := out.sent[len(out.sent)-1]; left != 0 || last.RemainingBytes != 0 || len(last.Blob) != sha256.Size || last.Version != etcddb.SchemaVersion {
+		t.Errorf("the last message has %d bytes, %d remain after it and %d before", len(last.Blob), last.RemainingBytes, left)
+	}
+	if sum := sha256.Sum256(out.bytes[:content]); !bytes.Equal(sum[:], out.bytes[content:]) {
+		t.Error("the checksum is of something else")
+	}
+	for _, limit := range []int64{0, int64(content) / 2, int64(content)} {
+		out := &fakeSnapshotStream{ctx: testContext(t), limit: limit}
+		if err := (&maintenanceServer{s: g.server}).Snapshot(&pb.SnapshotRequest{}, out); !errors.Is(err, errGone) {
+			t.Errorf("a client that goes away after %d bytes: %v", limit, err)
+		}
+	}
+}
+
+// A client that does not read holds nobody up, and gets the state of when it asked.
+func TestSlowSnapshot(t *testing.T) {
+	g := newRig(t, nil)
+	for i := range 8 {
+		if _, err := g.client.Put(testContext(t), fmt.Sprintf("k%d", i), strings.Repeat("v", 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rev := g.store.Revision()
+	slow, err := pb.NewMaintenanceClient(g.conn).Snapshot(testContext(t), &pb.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := slow.Recv() // it was taken
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	gone, err := pb.NewMaintenanceClient(g.conn).Snapshot(ctx, &pb.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gone.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.client.Put(testContext(t), "k0", "after"); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, err := etcddb.Read(saveSnapshot(t, g.client), etcddb.Options{}); err != nil || s.Revision() != rev+1 {
+		t.Fatalf("another client meanwhile: %v", err)
+	}
+	cancel() // the rig waits for its calls when it stops
+	path := filepath.Join(t.TempDir(), "db")
+	b := first.Blob
+	for {
+		r, err := slow.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(b, r.Blob...)
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, err := etcddb.Read(path, etcddb.Options{}); err != nil || s.Revision() != rev {
+		t.Fatalf("the slow client: %v", err)
 	}
 }
 

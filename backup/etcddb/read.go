@@ -351,7 +351,7 @@ func (d *reader) origin(index, term uint64) error {
 	})
 }
 
-// parseRevision reads what revisionKey wrote.
+// parseRevision reads what appendRevision wrote.
 func parseRevision(b []byte) (rev, sub int64, tombstone, ok bool) {
 	if len(b) != revisionLen && len(b) != revisionLen+1 || b[8] != '_' {
 		return 0, 0, false, false

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"fmt"
 	"hash/fnv"
-	"io"
 )
 
 // filePageSize is the size of a page in the files that are written, in bytes: that
@@ -15,70 +14,82 @@ const filePageSize = 4096
 // maxKeySize is the longest key that bbolt takes, in bytes.
 const maxKeySize = 32768
 
-// pageWriter writes the pages of a file one after the other, each once. The two meta
-// pages, which say where the root is, come last. It holds one buffer in memory.
+// pageWriter gives pages their numbers, one after the other, and writes them in that
+// order, each once. Without out it only counts them. The two meta pages, which come
+// first, say where the root is and how many pages there are: so what is written is
+// counted before.
 type pageWriter struct {
-	f        io.WriterAt
-	buf      *bufio.Writer // the file from the third page on
+	out      *bufio.Writer
 	pageSize int
 	next     uint64 // the page that is written next
+	head     [pageHeaderSize]byte
+	zeros    []byte // a page of them
 }
 
-func newPageWriter(f io.WriterAt, pageSize int) *pageWriter {
-	return &pageWriter{f: f, buf: bufio.NewWriterSize(io.NewOffsetWriter(f, 2*int64(pageSize)), 1<<20), pageSize: pageSize, next: 2}
+// layout is what a count of the pages gives: the page of the bucket that holds all
+// others, the page of the freelist, and the number of pages.
+type layout struct{ root, freelist, high uint64 }
+
+// newPageWriter returns one that counts, or with out one that writes.
+func newPageWriter(out *bufio.Writer, pageSize int) *pageWriter {
+	return &pageWriter{out: out, pageSize: pageSize, next: 2, zeros: make([]byte, pageSize)}
 }
 
-// page writes a page of n elements, with the data that they point to, over as many
-// pages as it takes.
-func (w *pageWriter) page(flags uint16, n int, elements, data []byte) (id uint64, err error) {
-	length := pageHeaderSize + len(elements) + len(data)
+// counts tells whether pages are only counted.
+func (w *pageWriter) counts() bool { return w.out == nil }
+
+// page writes a page of n elements, with the size bytes of data that they point to,
+// over as many pages as it takes. Only the numbers matter where pages are counted.
+func (w *pageWriter) page(flags uint16, n, size int, elements, data []byte) (id uint64, err error) {
+	length := pageHeaderSize + n*elementSize + size
 	count := (length + w.pageSize - 1) / w.pageSize
 	id = w.next
 	w.next += uint64(count)
-	for _, b := range [][]byte{pageHeader(id, flags, n, count-1), elements, data, make([]byte, count*w.pageSize-length)} {
-		if _, err := w.buf.Write(b); err != nil {
+	if w.counts() {
+		return id, nil
+	}
+	for _, b := range [][]byte{pageHeader(w.head[:0], id, flags, n, count-1), elements, data, w.zeros[:count*w.pageSize-length]} {
+		if _, err := w.out.Write(b); err != nil {
 			return 0, err
 		}
 	}
 	return id, nil
 }
 
-func pageHeader(id uint64, flags uint16, n, overflow int) []byte {
-	b := le.AppendUint64(make([]byte, 0, pageHeaderSize), id)
+func pageHeader(b []byte, id uint64, flags uint16, n, overflow int) []byte {
+	b = le.AppendUint64(b, id)
 	b = le.AppendUint16(b, flags)
 	b = le.AppendUint16(b, uint16(n))
 	return le.AppendUint32(b, uint32(overflow))
 }
 
-// finish writes an empty freelist and the meta pages, which make the tree at page
-// root the bucket that holds all others, and returns the size of the file in bytes.
-func (w *pageWriter) finish(root uint64) (size int64, err error) {
-	freelist, err := w.page(freelistPage, 0, nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	if err := w.buf.Flush(); err != nil {
-		return 0, err
-	}
+// finish writes an empty freelist, the last page.
+func (w *pageWriter) finish(root uint64) (layout, error) {
+	freelist, err := w.page(freelistPage, 0, 0, nil, nil)
+	return layout{root: root, freelist: freelist, high: w.next}, err
+}
+
+// metas writes the two meta pages.
+func (w *pageWriter) metas(l layout) error {
 	for txid := range uint64(2) { // which is the number of its page, too
 		b := make([]byte, 0, w.pageSize)
-		b = append(b, pageHeader(txid, metaPage, 0, 0)...)
+		b = pageHeader(b, txid, metaPage, 0, 0)
 		b = le.AppendUint32(b, metaMagic)
 		b = le.AppendUint32(b, metaVersion)
 		b = le.AppendUint32(b, uint32(w.pageSize))
 		b = le.AppendUint32(b, 0) // flags
-		b = appendBucket(b, root)
-		b = le.AppendUint64(b, freelist)
-		b = le.AppendUint64(b, w.next)
+		b = appendBucket(b, l.root)
+		b = le.AppendUint64(b, l.freelist)
+		b = le.AppendUint64(b, l.high)
 		b = le.AppendUint64(b, txid)
 		h := fnv.New64a()
 		h.Write(b[pageHeaderSize:])
 		b = le.AppendUint64(b, h.Sum64())
-		if _, err := w.f.WriteAt(b[:w.pageSize], int64(txid)*int64(w.pageSize)); err != nil {
-			return 0, err
+		if _, err := w.out.Write(b[:w.pageSize]); err != nil {
+			return err
 		}
 	}
-	return int64(w.next) * int64(w.pageSize), nil
+	return nil
 }
 
 // appendBucket appends a bucket with the tree at page root, and sequence 0.
@@ -88,7 +99,8 @@ func appendBucket(b []byte, root uint64) []byte {
 
 // tree writes a B+tree from the bottom up, out of keys that come in order: a page is
 // written when it is full, and its first key goes to the page above. It holds one
-// page of each level in memory.
+// page of each level in memory. Where it is only counted it takes the same steps, by
+// the lengths of what it is given.
 type tree struct {
 	w      *pageWriter
 	levels []*level // the leaves first
@@ -96,22 +108,31 @@ type tree struct {
 }
 
 // level is the page of a level that is being filled. The positions in its elements
-// count from the start of data until the page is written.
+// count from the start of data until the page is written. Of a leaf that is only
+// counted there are no elements, and no data but the first key.
 type level struct {
-	n              int
+	n, size        int // elements, and bytes of the keys and values that they point to
 	elements, data []byte
 	first          int // the length of the first key, with which data begins
 }
 
 // put adds a key, which must come after the last one. Key and value are copied.
-func (t *tree) put(key, value []byte) error { return t.leaf(0, key, value) }
+func (t *tree) put(key, value []byte) error {
+	return t.leaf(0, key, len(value), func(b []byte) ([]byte, error) { return append(b, value...), nil })
+}
+
+// putEncoded adds a key whose value has n bytes, which encode appends: it is called
+// where the tree is written, and not where it is counted.
+func (t *tree) putEncoded(key []byte, n int, encode func([]byte) ([]byte, error)) error {
+	return t.leaf(0, key, n, encode)
+}
 
 // bucket adds a bucket with the tree at page root.
 func (t *tree) bucket(name string, root uint64) error {
-	return t.leaf(bucketEntry, []byte(name), appendBucket(nil, root))
+	return t.leaf(bucketEntry, []byte(name), bucketSize, func(b []byte) ([]byte, error) { return appendBucket(b, root), nil })
 }
 
-func (t *tree) leaf(flags uint32, key, value []byte) error {
+func (t *tree) leaf(flags uint32, key []byte, n int, encode func([]byte) ([]byte, error)) error {
 	switch {
 	case len(key) == 0 || len(key) > maxKeySize:
 		return fmt.Errorf("a key has %d bytes, and the format has 1 to %d", len(key), maxKeySize)
@@ -119,15 +140,27 @@ func (t *tree) leaf(flags uint32, key, value []byte) error {
 		return fmt.Errorf("key %q comes after %q", key, t.last)
 	}
 	t.last = append(t.last[:0], key...)
-	l, err := t.room(0, len(key)+len(value))
+	l, err := t.room(0, len(key)+n)
 	if err != nil {
 		return err
 	}
+	at := len(l.data)
+	if l.count(len(key), n); t.w.counts() {
+		if l.n == 1 { // the level above asks for it
+			l.data = append(l.data, key...)
+		}
+		return nil
+	}
 	l.elements = le.AppendUint32(l.elements, flags)
-	l.elements = le.AppendUint32(l.elements, uint32(len(l.data)))
+	l.elements = le.AppendUint32(l.elements, uint32(at))
 	l.elements = le.AppendUint32(l.elements, uint32(len(key)))
-	l.elements = le.AppendUint32(l.elements, uint32(len(value)))
-	l.add(key, value)
+	l.elements = le.AppendUint32(l.elements, uint32(n))
+	if l.data, err = encode(append(l.data, key...)); err != nil {
+		return err
+	}
+	if got := len(l.data) - at - len(key); got != n {
+		return fmt.Errorf("the value of key %q has %d bytes, and had %d when it was counted", key, got, n)
+	}
 	return nil
 }
 
@@ -140,16 +173,18 @@ func (t *tree) branch(depth int, key []byte, child uint64) error {
 	l.elements = le.AppendUint32(l.elements, uint32(len(l.data)))
 	l.elements = le.AppendUint32(l.elements, uint32(len(key)))
 	l.elements = le.AppendUint64(l.elements, child)
-	l.add(key, nil)
+	l.data = append(l.data, key...)
+	l.count(len(key), 0)
 	return nil
 }
 
-func (l *level) add(key, value []byte) {
+// count takes an element into account.
+func (l *level) count(key, value int) {
 	if l.n == 0 {
-		l.first = len(key)
+		l.first = key
 	}
 	l.n++
-	l.data = append(append(l.data, key...), value...)
+	l.size += key + value
 }
 
 // room returns the level at depth with room for one more element, of n bytes. What is
@@ -161,7 +196,7 @@ func (t *tree) room(depth, n int) (*level, error) {
 	}
 	l := t.levels[depth]
 	keep := min(depth, 1)
-	if l.n > 2*keep && pageHeaderSize+len(l.elements)+elementSize+len(l.data)+n > t.w.pageSize {
+	if l.n > 2*keep && pageHeaderSize+(l.n+1)*elementSize+l.size+n > t.w.pageSize {
 		return l, t.up(depth, keep)
 	}
 	return l, nil
@@ -177,7 +212,7 @@ func (t *tree) up(depth, keep int) error {
 		last := l.elements[(l.n-1)*elementSize:]
 		at := le.Uint32(last)
 		key, child = bytes.Clone(l.data[at:]), le.Uint64(last[8:])
-		l.n, l.elements, l.data = l.n-1, l.elements[:len(l.elements)-elementSize], l.data[:at]
+		l.n, l.size, l.elements, l.data = l.n-1, l.size-len(key), l.elements[:len(l.elements)-elementSize], l.data[:at]
 	}
 	id, err := t.write(depth)
 	if err != nil {
@@ -186,7 +221,7 @@ func (t *tree) up(depth, keep int) error {
 	if err := t.branch(depth+1, l.data[:l.first], id); err != nil {
 		return err
 	}
-	l.n, l.elements, l.data = 0, l.elements[:0], l.data[:0]
+	l.n, l.size, l.elements, l.data = 0, 0, l.elements[:0], l.data[:0]
 	if keep > 0 {
 		return t.branch(depth, key, child)
 	}
@@ -200,18 +235,18 @@ func (t *tree) write(depth int) (id uint64, err error) {
 	if depth > 0 {
 		flags, position = branchPage, 0
 	}
-	for i := range l.n {
+	for i := range len(l.elements) / elementSize {
 		p := l.elements[i*elementSize+position:]
 		le.PutUint32(p, le.Uint32(p)+uint32((l.n-i)*elementSize))
 	}
-	return t.w.page(flags, l.n, l.elements, l.data)
+	return t.w.page(flags, l.n, l.size, l.elements, l.data)
 }
 
 // finish writes what is left and returns the page of the root. A tree without a key
 // is one empty leaf.
 func (t *tree) finish() (root uint64, err error) {
 	if len(t.levels) == 0 {
-		return t.w.page(leafPage, 0, nil, nil)
+		return t.w.page(leafPage, 0, 0, nil, nil)
 	}
 	for depth := 0; depth < len(t.levels)-1; depth++ {
 		if err := t.up(depth, 0); err != nil {

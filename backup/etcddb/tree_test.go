@@ -2,6 +2,7 @@ package etcddb
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"os"
@@ -52,20 +53,18 @@ func contents(t rapid.TB, db *bbolt.DB) map[string]map[string]string {
 	return out
 }
 
-// writeTrees writes a file of these buckets and returns its size.
-func writeTrees(f *os.File, pageSize int, buckets map[string]map[string]string) (int64, error) {
-	w := &writer{pages: newPageWriter(f, pageSize), roots: map[string]uint64{}}
+// streamTrees is the file of these buckets.
+func streamTrees(t rapid.TB, pageSize int, buckets map[string]map[string]string) *Stream {
+	t.Helper()
+	var list []bucket
 	for _, name := range slices.Sorted(maps.Keys(buckets)) {
-		w.bucket(name, func(t *tree) error {
-			for _, k := range slices.Sorted(maps.Keys(buckets[name])) {
-				if err := t.put([]byte(k), []byte(buckets[name][k])); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		list = append(list, smallBucket(name, buckets[name]))
 	}
-	return w.finish()
+	s, err := newStream(list, pageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 func same(a, b map[string]map[string]string) bool {
@@ -84,7 +83,7 @@ func TestTreesAreReadByBolt(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		pageSize := rapid.SampledFrom([]int{1024, 4096}).Draw(t, "page size")
+		pageSize := rapid.SampledFrom([]int{1024, 4096, 16384, 65536}).Draw(t, "page size")
 		want := map[string]map[string]string{}
 		for b := range rapid.IntRange(0, 30).Draw(t, "buckets") {
 			n := rapid.SampledFrom([]int{0, 1, 2, 3, 50, 700}).Draw(t, "keys")
@@ -96,14 +95,16 @@ func TestTreesAreReadByBolt(t *testing.T) {
 			}
 			want[fmt.Sprintf("bucket%d", b)] = bucket
 		}
-		size, err := writeTrees(f, pageSize, want)
+		s := streamTrees(t, pageSize, want)
+		n, err := s.WriteTo(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fi, err := f.Stat(); err != nil || fi.Size() != size {
-			t.Fatalf("%d bytes were written of %d, %v", fi.Size(), size, err)
+		if fi, err := f.Stat(); err != nil || n != s.Size() || fi.Size() != n {
+			t.Fatalf("%d bytes were written of %d, %d were announced, %v", fi.Size(), n, s.Size(), err)
 		}
 
+		size := n - sha256.Size
 		p, err := openPages(f, size, path)
 		if err != nil {
 			t.Fatal(err)
@@ -175,17 +176,13 @@ func TestKeysOutOfOrderAreRefused(t *testing.T) {
 		"before": {"b", "a"},
 		"long":   {strings.Repeat("k", maxKeySize+1)},
 	} {
-		f, err := os.Create(filepath.Join(t.TempDir(), "db"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		tr := &tree{w: newPageWriter(f, filePageSize)}
+		var err error
+		tr := &tree{w: newPageWriter(nil, filePageSize)}
 		for _, k := range keys {
 			err = tr.put([]byte(k), nil)
 		}
 		if err == nil {
 			t.Errorf("%s: taken", name)
 		}
-		f.Close()
 	}
 }

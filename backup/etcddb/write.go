@@ -2,12 +2,10 @@ package etcddb
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -80,10 +78,10 @@ type Member struct {
 }
 
 // Write writes a snapshot with its checksum to path, which must not exist, and
-// has it on disk when it returns. Beside the snapshot itself it needs a few
-// megabytes of memory. On an error no file is left.
+// has it on disk when it returns. It needs what a Stream does. On an error no file is
+// left.
 func Write(path string, sn *store.Snapshot, o Origin) (err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("make the snapshot file: %w", err)
 	}
@@ -93,37 +91,17 @@ func Write(path string, sn *store.Snapshot, o Origin) (err error) {
 			os.Remove(path)
 		}
 	}()
-	if _, err := WriteFile(f, sn, o); err != nil {
-		return err
+	s, err := NewStream(sn, o)
+	if err == nil {
+		_, err = s.WriteTo(f)
 	}
-	if err := f.Sync(); err != nil {
+	if err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
 		return fmt.Errorf("write the snapshot %s: %w", path, err)
 	}
 	return syncDir(filepath.Dir(path))
-}
-
-// WriteFile writes a snapshot with its checksum to f, an empty file that is open for
-// reading and writing, and returns their size in bytes. It moves no offset of f and
-// does not wait for the disk.
-func WriteFile(f *os.File, sn *store.Snapshot, o Origin) (size int64, err error) {
-	if size, err = writeDB(f, sn, o, filePageSize); err == nil {
-		err = seal(f, size)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("write the snapshot %s: %w", f.Name(), err)
-	}
-	return size + sha256.Size, nil
-}
-
-// seal appends the checksum. It reads the file again, for the meta pages, with which
-// it begins, are written last.
-func seal(f *os.File, size int64) error {
-	h := sha256.New()
-	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, 0, size), make([]byte, 1<<20)); err != nil {
-		return err
-	}
-	_, err := f.WriteAt(h.Sum(nil), size)
-	return err
 }
 
 func syncDir(dir string) error {
@@ -134,77 +112,53 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// writeDB fills an empty file with a database of pages of pageSize bytes, and returns
-// the size of them all.
-func writeDB(f io.WriterAt, sn *store.Snapshot, o Origin, pageSize int) (size int64, err error) {
-	w := &writer{pages: newPageWriter(f, pageSize), small: map[string]map[string][]byte{}, roots: map[string]uint64{}}
+// bucketsOf returns the buckets of a database. It keeps sn, and encodes all others.
+func bucketsOf(sn *store.Snapshot, o Origin) ([]bucket, error) {
+	w := &small{buckets: map[string]map[string][]byte{}}
 	for _, b := range []string{bucketMeta, bucketAlarm, bucketCluster, bucketMembers, bucketMembersRemoved, bucketAuth, bucketAuthUsers, bucketAuthRoles, bucketTripod} {
-		w.small[b] = map[string][]byte{}
+		w.buckets[b] = map[string][]byte{}
 	}
-	w.bucket(bucketKey, func(t *tree) error { return w.versions(t, sn) })
-	w.bucket(bucketLease, func(t *tree) error { return leases(t, sn.Leases()) })
 	w.meta(sn, o)
 	w.origin(o)
 	for _, a := range sn.Alarms() {
 		w.put(bucketAlarm, w.marshal(&pb.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm}), nil)
 	}
 	w.auth(sn.Auth())
-	return w.finish()
-}
-
-// writer writes the buckets of a database. err is sticky.
-type writer struct {
-	pages *pageWriter
-	small map[string]map[string][]byte // the buckets of few keys, written last
-	roots map[string]uint64            // the root pages of the buckets that are written
-	err   error
-}
-
-// bucket writes a bucket, the keys of which fill adds in order.
-func (w *writer) bucket(name string, fill func(*tree) error) {
-	if w.err != nil {
-		return
+	ls := sn.Leases()
+	// There, negative IDs are behind all others.
+	slices.SortFunc(ls, func(a, b store.Lease) int { return cmp.Compare(uint64(a.ID), uint64(b.ID)) })
+	out := []bucket{
+		{bucketKey, func(t *tree) error { return versions(t, sn) }},
+		{bucketLease, func(t *tree) error { return leases(t, ls) }},
 	}
-	t := &tree{w: w.pages}
-	if err := fill(t); err != nil {
-		w.err = fmt.Errorf("bucket %s: %w", name, err)
-		return
+	for _, name := range slices.Sorted(maps.Keys(w.buckets)) {
+		out = append(out, smallBucket(name, w.buckets[name]))
 	}
-	w.roots[name], w.err = t.finish()
+	return out, w.err
 }
 
-// put adds to a bucket of few keys, in any order.
-func (w *writer) put(bucket string, key, value []byte) { w.small[bucket][string(key)] = value }
-
-// finish writes the buckets of few keys and the bucket of all buckets.
-func (w *writer) finish() (size int64, err error) {
-	for _, name := range slices.Sorted(maps.Keys(w.small)) {
-		w.bucket(name, func(t *tree) error {
-			for _, key := range slices.Sorted(maps.Keys(w.small[name])) {
-				if err := t.put([]byte(key), w.small[name][key]); err != nil {
-					return err
-				}
+// smallBucket is a bucket of few keys.
+func smallBucket[T ~[]byte | ~string](name string, content map[string]T) bucket {
+	keys := slices.Sorted(maps.Keys(content))
+	return bucket{name, func(t *tree) error {
+		for _, key := range keys {
+			if err := t.put([]byte(key), []byte(content[key])); err != nil {
+				return err
 			}
-			return nil
-		})
-	}
-	if w.err != nil {
-		return 0, w.err
-	}
-	top := &tree{w: w.pages}
-	for _, name := range slices.Sorted(maps.Keys(w.roots)) {
-		if err := top.bucket(name, w.roots[name]); err != nil {
-			return 0, err
 		}
-	}
-	root, err := top.finish()
-	if err != nil {
-		return 0, err
-	}
-	return w.pages.finish(root)
+		return nil
+	}}
 }
 
-func (w *writer) marshal(m proto.Message) []byte {
+// small gathers the buckets of few keys, in any order. err is sticky.
+type small struct {
+	buckets map[string]map[string][]byte
+	err     error
+}
+
+func (w *small) put(bucket string, key, value []byte) { w.buckets[bucket][string(key)] = value }
+
+func (w *small) marshal(m proto.Message) []byte {
 	b, err := proto.Marshal(m)
 	if err != nil && w.err == nil {
 		w.err = err
@@ -212,7 +166,7 @@ func (w *writer) marshal(m proto.Message) []byte {
 	return b
 }
 
-func (w *writer) json(v any) []byte {
+func (w *small) json(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil && w.err == nil {
 		w.err = err
@@ -220,7 +174,7 @@ func (w *writer) json(v any) []byte {
 	return b
 }
 
-func (w *writer) meta(sn *store.Snapshot, o Origin) {
+func (w *small) meta(sn *store.Snapshot, o Origin) {
 	put := func(key string, value []byte) { w.put(bucketMeta, []byte(key), value) }
 	// etcd takes an index of 0 for none.
 	put(keyConsistentIndex, binary.BigEndian.AppendUint64(nil, max(o.Index, 1)))
@@ -240,8 +194,8 @@ func (w *writer) meta(sn *store.Snapshot, o Origin) {
 	}
 	put(keyConfState, w.json(conf))
 	if c := sn.CompactRevision(); c > 0 {
-		put(keyScheduledCompact, revisionKey(c, 0, false))
-		put(keyFinishedCompact, revisionKey(c, 0, false))
+		put(keyScheduledCompact, appendRevision(nil, c, 0, false))
+		put(keyFinishedCompact, appendRevision(nil, c, 0, false))
 	}
 	version := sn.ClusterVersion()
 	if version == "" {
@@ -250,7 +204,7 @@ func (w *writer) meta(sn *store.Snapshot, o Origin) {
 	w.put(bucketCluster, []byte(keyClusterVersion), []byte(version))
 }
 
-func (w *writer) origin(o Origin) {
+func (w *small) origin(o Origin) {
 	for _, m := range o.Members {
 		w.put(bucketMembers, memberKey(m.ID), w.json(m))
 	}
@@ -260,7 +214,7 @@ func (w *writer) origin(o Origin) {
 	w.put(bucketTripod, []byte(keyOrigin), w.json(o))
 }
 
-func (w *writer) auth(a *store.Auth) {
+func (w *small) auth(a *store.Auth) {
 	enabled := byte(0)
 	if a.Enabled() {
 		enabled = 1
@@ -276,33 +230,30 @@ func (w *writer) auth(a *store.Auth) {
 }
 
 // versions fills the bucket of all versions.
-func (w *writer) versions(t *tree, sn *store.Snapshot) error {
+func versions(t *tree, sn *store.Snapshot) error {
 	last := max(sn.CompactRevision(), 1)
-	var value []byte // used again and again: put copies it
-	err := sn.Versions(func(kv *mvccpb.KeyValue, sub int64) (err error) {
-		last = max(last, kv.ModRevision)
-		tombstone := kv.Version == 0
-		key := revisionKey(kv.ModRevision, sub, tombstone)
-		if tombstone {
-			kv = &mvccpb.KeyValue{Key: kv.Key}
+	var key []byte // used again and again, as the tree copies it
+	var kv *mvccpb.KeyValue
+	encode := func(b []byte) ([]byte, error) { return proto.MarshalOptions{}.MarshalAppend(b, kv) }
+	err := sn.Versions(func(version *mvccpb.KeyValue, sub int64) error {
+		last = max(last, version.ModRevision)
+		tombstone := version.Version == 0
+		key = appendRevision(key[:0], version.ModRevision, sub, tombstone)
+		if kv = version; tombstone {
+			kv = &mvccpb.KeyValue{Key: version.Key}
 		}
-		if value, err = (proto.MarshalOptions{}).MarshalAppend(value[:0], kv); err != nil {
-			return err
-		}
-		return t.put(key, value)
+		return t.putEncoded(key, proto.Size(kv), encode)
 	})
 	if err != nil || last >= sn.Revision() {
 		return err
 	}
 	// A revision that nothing was written at: etcd takes its revision from the last
 	// key of the bucket. No range and no watch has the empty key.
-	return t.put(revisionKey(sn.Revision(), 0, true), nil)
+	return t.put(appendRevision(nil, sn.Revision(), 0, true), nil)
 }
 
-// leases fills the bucket of the leases, of which it sorts the slice: there, negative
-// IDs are behind all others.
+// leases fills the bucket of the leases.
 func leases(t *tree, ls []store.Lease) error {
-	slices.SortFunc(ls, func(a, b store.Lease) int { return cmp.Compare(uint64(a.ID), uint64(b.ID)) })
 	for _, l := range ls {
 		if err := t.put(binary.BigEndian.AppendUint64(nil, uint64(l.ID)), encodeLease(l)); err != nil {
 			return err
@@ -311,10 +262,9 @@ func leases(t *tree, ls []store.Lease) error {
 	return nil
 }
 
-// revisionKey is a revision as key of etcd's bucket key: main and sub, and a mark
-// for a tombstone.
-func revisionKey(rev, sub int64, tombstone bool) []byte {
-	b := make([]byte, 0, revisionLen+1)
+// appendRevision appends a revision as key of etcd's bucket key: main and sub, and a
+// mark for a tombstone.
+func appendRevision(b []byte, rev, sub int64, tombstone bool) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(rev))
 	b = append(b, '_')
 	b = binary.BigEndian.AppendUint64(b, uint64(sub))
