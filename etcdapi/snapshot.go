@@ -11,8 +11,9 @@ import (
 	"github.com/tripod-cluster/tripod/backup/etcddb"
 )
 
-// snapshotChunk is how much of a snapshot one message carries at most.
-const snapshotChunk = 64 << 10
+// snapshotChunk is how much of a snapshot one message carries at most. With 64 KiB a
+// snapshot costs two fifths more processor time, and with 1 MiB hardly less.
+const snapshotChunk = 256 << 10
 
 // Snapshot sends the state as it is now, in the form of an etcd server's database, and
 // its checksum in the last message. It is made while it is sent, so that a client that

@@ -22,5 +22,7 @@
 //
 // Versions come in the order in which the file has them, so that its trees are
 // written from the leaves up (tree.go), each page once and one after the other,
-// without the transactions of bbolt. Tests open the files with bbolt and etcd.
+// without the transactions of bbolt. The pages are counted before, by lengths alone,
+// so that the file is a stream (stream.go) which needs no place to be put together.
+// Tests open the files with bbolt and etcd.
 package etcddb

@@ -14,7 +14,7 @@ import (
 
 // streamBuffer is how much of a stream is written at a time, in bytes, but for values
 // that are longer.
-const streamBuffer = 64 << 10
+const streamBuffer = 256 << 10
 
 // Stream is a snapshot as a file of etcd, which is written front to back to wherever
 // it is wanted. It was laid out once before, by the lengths of keys and values, so its
