@@ -5,6 +5,8 @@
 //
 //	queue    pending pods: ready, backing off, waiting for a change that can help
 //	cluster  nodes and what stands on them, kept by watch and by assumption
+//	engine   the decision, shared by pods that are alike; the victims of preemption
+//	profile  which plugins decide, from a KubeSchedulerConfiguration
 //	plugin   what a filter and a score are; plugins/<name> holds one each
 //
 // A pod that fits nowhere gets an event and a condition that name every reason

@@ -5,22 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/tripod-cluster/tripod/scheduling/cluster"
-	"github.com/tripod-cluster/tripod/scheduling/plugin"
+	"github.com/tripod-cluster/tripod/scheduling/engine"
+	"github.com/tripod-cluster/tripod/scheduling/profile"
 )
 
 // Config says what a Scheduler works with. Client and Informers are required.
@@ -28,9 +28,8 @@ type Config struct {
 	Client kubernetes.Interface
 	// Informers are the shared caches. Run starts what it needs of them.
 	Informers informers.SharedInformerFactory
-	// Name is the schedulerName of the pods that are placed; default
-	// default-scheduler.
-	Name string
+	// Profiles say how pods are placed; nil: profile.Default.
+	Profiles *profile.Config
 	// Binders is how many bindings are under way at once; default 32.
 	Binders    int
 	Log        *slog.Logger
@@ -41,25 +40,20 @@ type Config struct {
 
 // Scheduler places pods while Run runs.
 type Scheduler struct {
-	cfg     Config
-	log     *slog.Logger
-	metrics *metrics
+	cfg      Config
+	log      *slog.Logger
+	metrics  *metrics
+	profiles map[string]*engine.Profile // by schedulerName
+	objects  *objects
 
 	mu      sync.Mutex
 	cluster *cluster.Cluster
+	engine  *engine.Engine
 	queue   *queue
-	turn    uint64
 	running bool
 	last    time.Time // when the loop last came round
 
 	wake chan struct{} // buffered: something may be ready
-
-	pods       cache.SharedIndexInformer
-	nodes      cache.SharedIndexInformer
-	claims     corelisters.PersistentVolumeClaimLister
-	volumes    corelisters.PersistentVolumeLister
-	namespaces corelisters.NamespaceLister
-	others     []cache.SharedIndexInformer
 }
 
 // New registers what it needs with the informers; nothing runs before Run.
@@ -67,8 +61,8 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Client == nil || cfg.Informers == nil {
 		return nil, errors.New("scheduling: a client and informers are required")
 	}
-	if cfg.Name == "" {
-		cfg.Name = corev1.DefaultSchedulerName
+	if cfg.Profiles == nil {
+		cfg.Profiles = profile.Default()
 	}
 	if cfg.Binders == 0 {
 		cfg.Binders = 32
@@ -76,13 +70,13 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	core := cfg.Informers.Core().V1()
+	c, o := cluster.New(), newObjects(cfg.Informers)
 	s := &Scheduler{
-		cfg: cfg, log: cfg.Log.With("component", "scheduler"),
-		cluster: cluster.New(), queue: newQueue(), wake: make(chan struct{}, 1),
-		pods: core.Pods().Informer(), nodes: core.Nodes().Informer(),
-		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(), namespaces: core.Namespaces().Lister(),
-		others: []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer(), core.Namespaces().Informer()},
+		cfg: cfg, log: cfg.Log.With("component", "scheduler"), profiles: map[string]*engine.Profile{},
+		cluster: c, objects: o, engine: engine.New(c, o), queue: newQueue(cfg.Profiles.BackoffFirst, cfg.Profiles.BackoffMost, c.NominatedOn), wake: make(chan struct{}, 1),
+	}
+	for _, p := range cfg.Profiles.Profiles {
+		s.profiles[p.Name] = p
 	}
 	var err error
 	s.metrics, err = newMetrics(cfg.Registerer, s.pendingCounts)
@@ -97,14 +91,14 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		b := record.NewBroadcaster(record.WithContext(ctx))
 		b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.cfg.Client.CoreV1().Events("")})
 		defer b.Shutdown()
-		recorder = b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: s.cfg.Name})
+		recorder = b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: s.cfg.Profiles.Profiles[0].Name})
 	}
 	stop, err := s.watch(ctx)
 	defer stop()
 	if err != nil {
 		return err
 	}
-	s.log.Info("scheduler runs", "name", s.cfg.Name)
+	s.log.Info("scheduler runs", "names", slices.Sorted(maps.Keys(s.profiles)))
 	s.setRunning(true)
 	defer s.setRunning(false)
 	p := &placer{Scheduler: s, recorder: recorder, slots: make(chan struct{}, s.cfg.Binders)}
@@ -149,10 +143,11 @@ func (s *Scheduler) setRunning(v bool) {
 	s.running, s.last = v, time.Now()
 }
 
-func (s *Scheduler) pendingCounts() (active, backoff, unschedulable int) {
+func (s *Scheduler) pendingCounts() (active, backoff, unschedulable, gates int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.queue.counts()
+	c := &s.queue.counts
+	return c[ready] + c[flying], c[backing], c[waiting], c[gated]
 }
 
 func (s *Scheduler) kick() {
@@ -161,34 +156,3 @@ func (s *Scheduler) kick() {
 	default:
 	}
 }
-
-// view is the cluster as the loop sees it; its holder has the lock.
-type view struct{ *Scheduler }
-
-func (v view) Nodes() []*cluster.Node { return v.cluster.Nodes() }
-
-func (v view) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
-	c, err := v.claims.PersistentVolumeClaims(namespace).Get(name)
-	if err != nil {
-		return nil
-	}
-	return c
-}
-
-func (v view) Volume(name string) *corev1.PersistentVolume {
-	pv, err := v.volumes.Get(name)
-	if err != nil {
-		return nil
-	}
-	return pv
-}
-
-func (v view) NamespaceLabels(name string) labels.Set {
-	n, err := v.namespaces.Get(name)
-	if err != nil {
-		return nil
-	}
-	return n.Labels
-}
-
-var _ plugin.View = view{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,7 +131,7 @@ func TestAPendingPodSaysWhyAndIsPlacedWhenRoomComes(t *testing.T) {
 	r := start(t, Node("a", "2", "8Gi"), Pod("big", "2", "1Gi"))
 	r.eventually(t, "the first is bound", func() bool { return r.pod(t, "big").Spec.NodeName == "a" })
 	r.create(t, Pod("second", "1", "1Gi"))
-	const why = "0/1 nodes are available: 1 Insufficient cpu."
+	const why = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
 	r.eventually(t, "the condition says why", func() bool {
 		for _, c := range r.pod(t, "second").Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == "Unschedulable" && c.Message == why {
@@ -180,4 +181,46 @@ func TestOthersPodsAreLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.eventually(t, "the pod is bound once its gate is gone", func() bool { return r.pod(t, "gated").Spec.NodeName == "a" })
+}
+
+// TestAMoreImportantPodTakesTheRoomOfTheLeast: the victim is told why and deleted,
+// the pod is promised the node, and gets it; pods that may not preempt wait, and
+// one of equal importance is never taken.
+func TestAMoreImportantPodTakesTheRoomOfTheLeast(t *testing.T) {
+	prio := func(n int32) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Spec.Priority = &n } }
+	never := corev1.PreemptNever
+	r := start(t, Node("a", "2", "8Gi"), Pod("low", "1", "1Gi", prio(1), On("a")), Pod("mid", "1", "1Gi", prio(5), On("a")))
+	r.create(t, Pod("polite", "1", "1Gi", prio(9), func(p *corev1.Pod) { p.Spec.PreemptionPolicy = &never }))
+	r.eventually(t, "the polite pod says that it may not", func() bool {
+		return slices.ContainsFunc(r.pod(t, "polite").Status.Conditions, func(c corev1.PodCondition) bool {
+			return strings.HasSuffix(c.Message, "preemption: not eligible due to preemptionPolicy=Never.")
+		})
+	})
+	if err := r.client.CoreV1().Pods("default").Delete(context.Background(), "polite", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var told *corev1.PodCondition
+	r.client.PrependReactor("delete", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		o, err := r.client.Tracker().Get(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, "default", a.(k8stesting.DeleteAction).GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		for _, c := range o.(*corev1.Pod).Status.Conditions {
+			told = &c
+		}
+		return false, nil, nil
+	})
+	r.create(t, Pod("high", "1", "1Gi", prio(5)))
+	r.eventually(t, "the pod is bound", func() bool { return r.pod(t, "high").Spec.NodeName == "a" })
+	if r.pod(t, "mid").DeletionTimestamp != nil {
+		t.Error("a pod of equal priority went")
+	}
+	if _, err := r.client.CoreV1().Pods("default").Get(context.Background(), "low", metav1.GetOptions{}); err == nil {
+		t.Error("the victim is still there")
+	}
+	if told == nil || told.Type != corev1.DisruptionTarget || told.Reason != corev1.PodReasonPreemptionByScheduler || told.Message != "default-scheduler: preempting to accommodate a higher priority pod" {
+		t.Errorf("the victim was told %+v", told)
+	}
 }

@@ -45,6 +45,8 @@ var rooms = []room{
 	{pkgs: []string{"scheduling/plugin", "scheduling/schedtest"}, own: []string{"scheduling/cluster"}, never: kubernetesMachinery, why: "a plugin sees the scheduler's view"},
 	{pkgs: []string{"scheduling/plugins/*"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, test: []string{"scheduling/schedtest"}, never: kubernetesMachinery,
 		why: "a plugin sees the scheduler's view, never another plugin"},
+	{pkgs: []string{"scheduling/engine"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, test: []string{"scheduling/..."}, never: kubernetesMachinery, why: "the engine decides and knows no plugin by name"},
+	{pkgs: []string{"scheduling/profile"}, own: []string{"scheduling/engine", "scheduling/plugin", "scheduling/plugins/..."}, never: kubernetesMachinery, why: "it makes profiles of plugins"},
 	{pkgs: []string{"scheduling"}, own: []string{"scheduling/..."}, never: kubernetesMachinery, why: "the scheduler sees Kubernetes clients only"},
 
 	{pkgs: []string{"nodeagent/..."}, own: []string{"nodeagent/...", "pki"}, never: kubernetesMachinery, why: "the node agent imports nothing of the control plane"},

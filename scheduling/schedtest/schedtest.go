@@ -1,16 +1,18 @@
-// Package schedtest builds pods, nodes and views for tests of scheduling.
+// Package schedtest builds pods, nodes and clusters for tests of scheduling.
 package schedtest
 
 import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tripod-cluster/tripod/scheduling/cluster"
+	"github.com/tripod-cluster/tripod/scheduling/plugin"
 )
 
 // Pod makes a pod in namespace default that asks for cpu and memory ("" for
@@ -67,36 +69,105 @@ func OwnedBy(uid string) func(*corev1.Pod) {
 	}
 }
 
-// View is a fixed cluster.
-type View struct {
-	*cluster.Cluster
-	Claims     map[string]*corev1.PersistentVolumeClaim // by namespace/name
-	Volumes    map[string]*corev1.PersistentVolume
-	Namespaces map[string]labels.Set
-}
-
-// NewView holds the nodes and the pods placed on them.
-func NewView(nodes []*corev1.Node, pods ...*corev1.Pod) *View {
-	v := &View{Cluster: cluster.New()}
+// Cluster holds the nodes and the pods placed on them.
+func Cluster(nodes []*corev1.Node, pods ...*corev1.Pod) *cluster.Cluster {
+	c := cluster.New()
+	c.SetNamespace("default", labels.Set{corev1.LabelMetadataName: "default"})
 	for _, n := range nodes {
-		v.SetNode(n)
+		c.SetNode(n)
 	}
 	for _, p := range pods {
 		if p.Spec.NodeName == "" {
 			panic(fmt.Sprintf("pod %s is on no node", p.Name))
 		}
-		v.SetPod(cluster.NewPod(p))
+		c.SetPod(cluster.NewPod(p))
 	}
-	return v
+	return c
 }
 
-// Claim of the view.
-func (v *View) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
-	return v.Claims[namespace+"/"+name]
+// Objects are what a test says there is beside nodes and pods.
+type Objects struct {
+	Claims     map[string]*corev1.PersistentVolumeClaim // by namespace/name
+	PVs        []*corev1.PersistentVolume
+	Classes    map[string]*storagev1.StorageClass
+	CSINodes   map[string]*storagev1.CSINode
+	CSIDrivers map[string]*storagev1.CSIDriver
+	Capacities []*storagev1.CSIStorageCapacity
+	Attached   []*storagev1.VolumeAttachment
+	ServicesOf func(*corev1.Pod) []labels.Selector // nil: none
+	Assumed    *plugin.Assumed                     // nil: nothing
+	SelectorOf func(*corev1.Pod) labels.Selector   // of the owner; nil: none
 }
 
-// Volume of the view.
-func (v *View) Volume(name string) *corev1.PersistentVolume { return v.Volumes[name] }
+// Claim by namespace and name.
+func (o *Objects) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
+	return o.Claims[namespace+"/"+name]
+}
 
-// NamespaceLabels of the view.
-func (v *View) NamespaceLabels(name string) labels.Set { return v.Namespaces[name] }
+// Volume by name.
+func (o *Objects) Volume(name string) *corev1.PersistentVolume {
+	for _, v := range o.PVs {
+		if v.Name == name {
+			return v
+		}
+	}
+	return nil
+}
+
+// Volumes are all.
+func (o *Objects) Volumes() []*corev1.PersistentVolume { return o.PVs }
+
+// StorageClass by name.
+func (o *Objects) StorageClass(name string) *storagev1.StorageClass { return o.Classes[name] }
+
+// CSINode by name.
+func (o *Objects) CSINode(name string) *storagev1.CSINode { return o.CSINodes[name] }
+
+// CSIDriver by name.
+func (o *Objects) CSIDriver(name string) *storagev1.CSIDriver { return o.CSIDrivers[name] }
+
+// CSICapacities of a class.
+func (o *Objects) CSICapacities(class string) []*storagev1.CSIStorageCapacity {
+	var out []*storagev1.CSIStorageCapacity
+	for _, c := range o.Capacities {
+		if c.StorageClassName == class {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Attachments of a node.
+func (o *Objects) Attachments(node string) []*storagev1.VolumeAttachment {
+	var out []*storagev1.VolumeAttachment
+	for _, a := range o.Attached {
+		if a.Spec.NodeName == node {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// OwnerSelector of a pod.
+func (o *Objects) OwnerSelector(p *corev1.Pod) labels.Selector {
+	if o.SelectorOf == nil {
+		return nil
+	}
+	return o.SelectorOf(p)
+}
+
+// ServiceSelectors of a pod.
+func (o *Objects) ServiceSelectors(p *corev1.Pod) []labels.Selector {
+	if o.ServicesOf == nil {
+		return nil
+	}
+	return o.ServicesOf(p)
+}
+
+// Held is what reservations hold.
+func (o *Objects) Held() *plugin.Assumed {
+	if o.Assumed == nil {
+		o.Assumed = plugin.NewAssumed()
+	}
+	return o.Assumed
+}

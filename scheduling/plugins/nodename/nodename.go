@@ -6,27 +6,34 @@ import (
 	"github.com/tripod-cluster/tripod/scheduling/plugin"
 )
 
+const name = "NodeName"
+
 // Plugin is the filter.
 type Plugin struct{}
 
 // Name of the filter.
-func (Plugin) Name() string { return "NodeName" }
+func (Plugin) Name() string { return name }
 
 // Wakes: the node may come.
 func (Plugin) Wakes() plugin.Event { return plugin.NodeAdded }
 
-var refused = &plugin.Reason{Text: "node(s) didn't match the requested node name"}
+// Helps: it has the name.
+func (Plugin) Helps(p *cluster.Pod, c plugin.Change) bool {
+	return c.Node == nil || c.Node.Name == p.Spec.NodeName
+}
+
+var refused = plugin.RefuseFinal(name, "node(s) didn't match the requested node name")
 
 // Prepare concerns pods with spec.nodeName.
-func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (plugin.FilterFunc, *plugin.Reason) {
+func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (*plugin.Check, *plugin.Reason) {
 	want := p.Spec.NodeName
 	if want == "" {
 		return nil, nil
 	}
-	return func(n *cluster.Node) *plugin.Reason {
+	return &plugin.Check{Fits: func(n *cluster.Node) *plugin.Reason {
 		if n.Name != want {
 			return refused
 		}
 		return nil
-	}, nil
+	}}, nil
 }

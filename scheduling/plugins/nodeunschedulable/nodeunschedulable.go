@@ -10,29 +10,36 @@ import (
 	"github.com/tripod-cluster/tripod/scheduling/plugin"
 )
 
+const name = "NodeUnschedulable"
+
 // Plugin is the filter.
 type Plugin struct{}
 
 // Name of the filter.
-func (Plugin) Name() string { return "NodeUnschedulable" }
+func (Plugin) Name() string { return name }
 
 // Wakes: a node may come or be uncordoned.
 func (Plugin) Wakes() plugin.Event { return plugin.NodeAdded | plugin.NodeTaints }
 
+// Helps: the node is not cordoned.
+func (Plugin) Helps(_ *cluster.Pod, c plugin.Change) bool {
+	return c.Node == nil || !c.Node.Spec.Unschedulable
+}
+
 var (
-	refused = &plugin.Reason{Text: "node(s) were unschedulable"}
+	refused = plugin.RefuseFinal(name, "node(s) were unschedulable")
 	cordon  = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
 )
 
 // Prepare concerns pods that do not tolerate the cordon.
-func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (plugin.FilterFunc, *plugin.Reason) {
+func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (*plugin.Check, *plugin.Reason) {
 	if corehelpers.TolerationsTolerateTaint(klog.Background(), p.Spec.Tolerations, &cordon, false) {
 		return nil, nil
 	}
-	return func(n *cluster.Node) *plugin.Reason {
+	return &plugin.Check{Fits: func(n *cluster.Node) *plugin.Reason {
 		if n.Spec.Unschedulable {
 			return refused
 		}
 		return nil
-	}, nil
+	}}, nil
 }

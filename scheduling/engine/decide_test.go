@@ -1,4 +1,4 @@
-package scheduling
+package engine_test
 
 import (
 	"fmt"
@@ -9,9 +9,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tripod-cluster/tripod/scheduling/cluster"
+	"github.com/tripod-cluster/tripod/scheduling/engine"
+	"github.com/tripod-cluster/tripod/scheduling/profile"
 	. "github.com/tripod-cluster/tripod/scheduling/schedtest"
 )
 
@@ -62,7 +63,7 @@ func TestDecide(t *testing.T) {
 	}{
 		{name: "no nodes", pod: Pod("p", "1", "1Gi"), want: "no nodes available to schedule pods"},
 		{name: "no room for cpu or memory", nodes: []*corev1.Node{Node("a", "1", "1Gi"), Node("b", "4", "1Gi"), Node("c", "1", "4Gi")}, pod: Pod("p", "2", "2Gi"),
-			want: "0/3 nodes are available: 2 Insufficient cpu, 1 Insufficient memory."},
+			want: "0/3 nodes are available: 2 Insufficient cpu, 2 Insufficient memory."},
 		{name: "room taken by others", nodes: []*corev1.Node{Node("a", "2", "4Gi"), Node("b", "2", "4Gi")}, pods: []*corev1.Pod{Pod("x", "1500m", "", On("a"))},
 			pod: Pod("p", "1", ""), want: "b"},
 		{name: "exactly enough", nodes: []*corev1.Node{Node("a", "2", "4Gi")}, pods: []*corev1.Pod{Pod("x", "1500m", "", On("a"))}, pod: Pod("p", "500m", "4Gi"), want: "a"},
@@ -106,20 +107,25 @@ func TestDecide(t *testing.T) {
 			want: "0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints (missing required label)."},
 		{name: "claim missing", nodes: []*corev1.Node{Node("a", "9", "9Gi")}, pod: Pod("p", "", "", claims("c")), want: `0/1 nodes are available: persistentvolumeclaim "c" not found.`},
 		{name: "claim bound to a volume of one node", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pod: Pod("p", "", "", claims("c")),
-			claim: &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}},
+			claim: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}},
 			pv: &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}}}}, want: "b"},
 		{name: "node name", nodes: []*corev1.Node{Node("a", "9", "9Gi"), Node("b", "9", "9Gi")}, pod: Pod("p", "", "", On("b")), want: "b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := NewView(c.nodes, c.pods...)
-			v.Namespaces = map[string]labels.Set{"default": {}}
+			o := &Objects{}
 			if c.claim != nil {
-				v.Claims = map[string]*corev1.PersistentVolumeClaim{"default/c": c.claim}
-				v.Volumes = map[string]*corev1.PersistentVolume{"v": c.pv}
+				o.Claims = map[string]*corev1.PersistentVolumeClaim{"default/c": c.claim}
+				c.pv.Name = "v"
+				o.PVs = []*corev1.PersistentVolume{c.pv}
 			}
-			if got := verdict(cluster.NewPod(c.pod), v); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
+			e := engine.New(Cluster(c.nodes, c.pods...), o)
+			prof := profile.Default().Profiles[0]
+			// By a scan, and then by what is kept of its shape.
+			for i := range 3 {
+				if got := verdict(t, e, cluster.NewPod(c.pod), prof); got != c.want {
+					t.Errorf("time %d: got  %s\nwant %s", i+1, got, c.want)
+				}
 			}
 		})
 	}
@@ -131,54 +137,22 @@ func claims(name string) func(*corev1.Pod) {
 	}
 }
 
-// verdict lists the nodes that no filter refuses, or the refusal.
-func verdict(p *cluster.Pod, v *View) string {
-	_, refusal := decide(p, v, 0)
-	if refusal != nil {
-		return refusal.String()
+// verdict lists the nodes that no filter refuses, or the refusal; the decision must
+// be one of them.
+func verdict(t *testing.T, e *engine.Engine, p *cluster.Pod, prof *engine.Profile) string {
+	t.Helper()
+	d := e.Decide(p, prof)
+	if d.Refusal != nil {
+		return d.Refusal.String()
 	}
 	var fit []string
-nodes:
-	for _, n := range v.Nodes() {
-		for _, f := range filters {
-			fits, r := f.Prepare(p, v)
-			if r != nil || fits != nil && fits(n) != nil {
-				continue nodes
-			}
-		}
+	for _, n := range e.Fitting(p, prof) {
 		fit = append(fit, n.Name)
 	}
-	return strings.Join(fit, " ")
-}
-
-// TestReplicasSpread: replicas of one owner go to different nodes while there is
-// one without, whatever else stands there.
-func TestReplicasSpread(t *testing.T) {
-	for seed := range uint64(50) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		var nodes []*corev1.Node
-		for i := range 3 + r.IntN(6) {
-			nodes = append(nodes, Node(fmt.Sprint("n", i), "16", "32Gi"))
-		}
-		v := NewView(nodes)
-		for i := range r.IntN(20) {
-			v.Assume(cluster.NewPod(Pod(fmt.Sprint("noise", i), "500m", "1Gi")), nodes[r.IntN(len(nodes))].Name)
-		}
-		count := map[string]int{}
-		for i := range 2 * len(nodes) {
-			p := cluster.NewPod(Pod(fmt.Sprint("w", i), "100m", "64Mi", OwnedBy("rs")))
-			n, refusal := decide(p, v, uint64(i))
-			if refusal != nil {
-				t.Fatal(refusal)
-			}
-			v.Assume(p, n.Name)
-			count[n.Name]++
-			least := slices.MinFunc(nodes, func(a, b *corev1.Node) int { return count[a.Name] - count[b.Name] })
-			if count[n.Name]-count[least.Name] > 1 {
-				t.Fatalf("seed %d: %v", seed, count)
-			}
-		}
+	if !slices.Contains(fit, d.Node.Name) {
+		t.Errorf("%s was chosen of %v", d.Node.Name, fit)
 	}
+	return strings.Join(fit, " ")
 }
 
 // TestClusterSumsEqualRecount: whatever events and assumptions come in whatever
@@ -221,23 +195,5 @@ func TestClusterSumsEqualRecount(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func BenchmarkDecide(b *testing.B) {
-	for _, size := range []int{100, 1000, 5000} {
-		b.Run(fmt.Sprint(size, "nodes"), func(b *testing.B) {
-			var nodes []*corev1.Node
-			for i := range size {
-				nodes = append(nodes, Node(fmt.Sprint("n", i), "64", "256Gi"))
-			}
-			v := NewView(nodes)
-			p := cluster.NewPod(Pod("p", "100m", "128Mi", OwnedBy("rs")))
-			for i := 0; b.Loop(); i++ {
-				if _, refusal := decide(p, v, uint64(i)); refusal != nil {
-					b.Fatal(refusal)
-				}
-			}
-		})
 	}
 }
