@@ -79,7 +79,7 @@ func (p *placer) placeOne(ctx context.Context, e *pending) action {
 	prof := p.profiles[pod.Spec.SchedulerName]
 	d := p.engine.Decide(pod, prof)
 	if d.Node != nil {
-		p.metrics.decided(time.Since(p.last), true)
+		p.metrics.decided(time.Since(p.last))
 		held, err := p.reserve(pod, d.Node, prof)
 		if err != nil {
 			p.queue.retry(e, time.Now())
@@ -97,10 +97,12 @@ func (p *placer) placeOne(ctx context.Context, e *pending) action {
 	}
 	var victims *engine.Victims
 	if prof.Preempts {
-		p.metrics.tries.Inc()
+		p.metrics.preempts.Inc()
 		victims = p.engine.Preempt(pod, prof, d.Refusal, p.objects.Budgets())
 	}
-	p.metrics.decided(time.Since(p.last), false)
+	now := time.Now()
+	p.metrics.decided(now.Sub(p.last))
+	p.metrics.refused(e, d.Refusal.Plugins, now)
 	var by []plugin.Filter
 	for _, f := range prof.Filters {
 		if slices.Contains(d.Refusal.Plugins, f.Name()) {
@@ -111,7 +113,7 @@ func (p *placer) placeOne(ctx context.Context, e *pending) action {
 	if victims != nil {
 		cleared = p.promise(pod, victims.Node)
 	}
-	p.queue.refuse(e, d.Shape, by, time.Now())
+	p.queue.refuse(e, d.Shape, by, now)
 	why := d.Refusal.String()
 	return action{then: func() {
 		if victims != nil {
@@ -139,7 +141,7 @@ func (p *placer) bind(ctx context.Context, e *pending, pod *cluster.Pod, node st
 		}
 	}
 	if err == nil {
-		p.metrics.bound(time.Since(e.since))
+		p.metrics.bound(e, time.Now())
 		p.recorder.Eventf(pod.Pod, corev1.EventTypeNormal, "Scheduled", "Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, node)
 		p.mu.Lock()
 		p.queue.remove(pod.UID)

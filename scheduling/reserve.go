@@ -53,7 +53,7 @@ func (p *placer) commit(ctx context.Context, e *pending, held []plugin.Reservati
 
 // giveUp takes a placement back; the pod is tried again after a pause.
 func (p *placer) giveUp(e *pending, held []plugin.Reservation) {
-	p.metrics.failed()
+	p.metrics.failed(e, time.Now())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, n := p.cluster.Lookup(e.pod.UID)

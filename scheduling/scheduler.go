@@ -79,7 +79,7 @@ func New(cfg Config) (*Scheduler, error) {
 		s.profiles[p.Name] = p
 	}
 	var err error
-	s.metrics, err = newMetrics(cfg.Registerer, s.pendingCounts)
+	s.metrics, err = newMetrics(cfg.Registerer, s)
 	return s, err
 }
 
@@ -141,13 +141,6 @@ func (s *Scheduler) setRunning(v bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.running, s.last = v, time.Now()
-}
-
-func (s *Scheduler) pendingCounts() (active, backoff, unschedulable, gates int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := &s.queue.counts
-	return c[ready] + c[flying], c[backing], c[waiting], c[gated]
 }
 
 func (s *Scheduler) kick() {

@@ -173,6 +173,9 @@ func (s *Scheduler) takePod(p, old *corev1.Pod) {
 	case !s.cluster.Counted(p.UID): // else it is assumed, and being bound
 		q := cluster.NewPod(p)
 		s.nominate(q, old)
+		if s.queue.byUID[p.UID] == nil {
+			s.metrics.came("active", "PodAdd")
+		}
 		s.queue.set(q, time.Now())
 		s.kick()
 	}

@@ -209,6 +209,45 @@ func (c *Cluster) Assumed(uid types.UID) bool { return c.assumed[uid] }
 // Pods is how many pods stand on nodes.
 func (c *Cluster) Pods() int { return len(c.where) }
 
+// AssumedPods is how many of them by assumption alone.
+func (c *Cluster) AssumedPods() int { return len(c.assumed) }
+
+// Fragments are the parts, 0 to 1, of a resource of all nodes that are free and
+// of no use.
+type Fragments struct{ CPU, Memory float64 }
+
+// full is what part of a resource may be left of it when nothing else fits.
+const full = 0.02
+
+// Fragmentation is measured: what is free of a resource is of no use where its
+// node has nothing left of the other, or no room for another pod.
+func (c *Cluster) Fragmentation() Fragments {
+	var has, lost [2]float64
+	for _, n := range c.nodes {
+		if n.Node == nil {
+			continue
+		}
+		a, r := &n.Allocatable, n.Room()
+		cpu, mem := float64(a.MilliCPU), float64(a.Memory)
+		has[0], has[1] = has[0]+cpu, has[1]+mem
+		noCPU, noMemory, noPods := float64(r.MilliCPU) <= full*cpu, float64(r.Memory) <= full*mem, r.Pods <= 0
+		if !noCPU && (noMemory || noPods) {
+			lost[0] += float64(r.MilliCPU)
+		}
+		if !noMemory && (noCPU || noPods) {
+			lost[1] += float64(r.Memory)
+		}
+	}
+	var f Fragments
+	if has[0] > 0 {
+		f.CPU = lost[0] / has[0]
+	}
+	if has[1] > 0 {
+		f.Memory = lost[1] / has[1]
+	}
+	return f
+}
+
 func (c *Cluster) put(p *Pod, node string) {
 	c.countTerms(p.Terms, 1)
 	n := c.node(node)

@@ -138,6 +138,21 @@ type Hinter interface {
 	Helps(*cluster.Pod, Change) bool
 }
 
+// Help is a change that would let a pod in.
+type Help struct {
+	// Text says what it takes: "needs 300m more cpu".
+	Text string
+	// Cost orders answers: the part of the node that is lacking, or 1 for a change
+	// that is not of amounts.
+	Cost float64
+}
+
+// Helper is a Filter that can say what would turn its refusal.
+type Helper interface {
+	// WouldHelp is asked about a node that the filter, and no other, refuses.
+	WouldHelp(*cluster.Pod, *cluster.Node) (Help, bool)
+}
+
 // MaxScore is the best score that a node can have of one plugin; 0 is the worst.
 const MaxScore = 100
 

@@ -3,11 +3,13 @@
 package noderesources
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/tripod-cluster/tripod/scheduling/cluster"
@@ -83,4 +85,34 @@ func (f Fit) lacks(p *cluster.Pod, n *cluster.Node) *plugin.Reason {
 		return nil
 	}
 	return &plugin.Reason{Plugin: fitName, Texts: texts, Final: final}
+}
+
+// WouldHelp says how much more the node would have to have free.
+func (f Fit) WouldHelp(p *cluster.Pod, n *cluster.Node) (plugin.Help, bool) {
+	var parts []string
+	var cost float64
+	more := func(name string, want, has, used int64, format resource.Format, milli bool) {
+		lack := want - (has - used)
+		if want <= 0 || lack <= 0 {
+			return
+		}
+		q := resource.NewQuantity(lack, format)
+		if milli {
+			q = resource.NewMilliQuantity(lack, format)
+		}
+		parts = append(parts, fmt.Sprintf("%v more %s", q, name))
+		cost = max(cost, float64(lack)/float64(max(has, 1)))
+	}
+	want, has, used := &p.Requests, &n.Allocatable, &n.Requested
+	more("cpu", want.MilliCPU, has.MilliCPU, used.MilliCPU, resource.DecimalSI, true)
+	more("memory", want.Memory, has.Memory, used.Memory, resource.BinarySI, false)
+	more("ephemeral-storage", want.EphemeralStorage, has.EphemeralStorage, used.EphemeralStorage, resource.BinarySI, false)
+	for _, name := range slices.Sorted(maps.Keys(want.Scalars)) {
+		more(string(name), want.Scalars[name], has.Scalars[name], used.Scalars[name], resource.DecimalSI, false)
+	}
+	if used.Pods+1 > has.Pods {
+		parts = append(parts, "room for one more pod")
+		cost = max(cost, 1/float64(max(has.Pods, 1)))
+	}
+	return plugin.Help{Text: "needs " + strings.Join(parts, " and "), Cost: cost}, len(parts) > 0
 }

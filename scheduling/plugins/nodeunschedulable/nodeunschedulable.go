@@ -43,3 +43,8 @@ func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (*plugin.Check, *plugin.Rea
 		return nil
 	}}, nil
 }
+
+// WouldHelp: to uncordon it.
+func (Plugin) WouldHelp(*cluster.Pod, *cluster.Node) (plugin.Help, bool) {
+	return plugin.Help{Text: "needs an end of the cordon", Cost: 1}, true
+}

@@ -39,6 +39,12 @@ func (Plugin) Prepare(p *cluster.Pod, _ plugin.View) (*plugin.Check, *plugin.Rea
 	}}, nil
 }
 
+// WouldHelp names the taint.
+func (Plugin) WouldHelp(p *cluster.Pod, n *cluster.Node) (plugin.Help, bool) {
+	t, found := corehelpers.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, p.Spec.Tolerations, keepsOff, false)
+	return plugin.Help{Text: "needs a toleration of " + t.ToString(), Cost: 1}, found
+}
+
 func tolerates(p *cluster.Pod, n *cluster.Node) bool {
 	if len(n.Spec.Taints) == 0 {
 		return true
