@@ -110,15 +110,17 @@ func (p *placer) placeOne(ctx context.Context, e *pending) action {
 		}
 	}
 	var cleared []*corev1.Pod
+	var promised string
 	if victims != nil {
+		promised = victims.Node.Name // read here: the node may change when the lock is gone
 		cleared = p.promise(pod, victims.Node)
 	}
 	p.queue.refuse(e, d.Shape, by, now)
 	why := d.Refusal.String()
 	return action{then: func() {
 		if victims != nil {
-			p.evict(ctx, e, victims, cleared)
-			p.explain(ctx, pod.Pod, why, &victims.Node.Name)
+			p.evict(ctx, e, pod, victims, promised, cleared)
+			p.explain(ctx, pod.Pod, why, &promised)
 			return
 		}
 		p.explain(ctx, pod.Pod, why, nil)

@@ -33,7 +33,7 @@ func (s *Scheduler) promise(p *cluster.Pod, n *cluster.Node) (cleared []*corev1.
 
 // evict makes the victims go. The pod that they make room for is tried again when
 // they are gone, and after a pause where that cannot be reached.
-func (p *placer) evict(ctx context.Context, e *pending, v *engine.Victims, cleared []*corev1.Pod) {
+func (p *placer) evict(ctx context.Context, e *pending, pod *cluster.Pod, v *engine.Victims, node string, cleared []*corev1.Pod) {
 	p.metrics.preempted(len(v.Pods))
 	for _, q := range cleared {
 		p.patchStatus(ctx, q, map[string]any{"nominatedNodeName": nil})
@@ -42,11 +42,11 @@ func (p *placer) evict(ctx context.Context, e *pending, v *engine.Victims, clear
 		if q.DeletionTimestamp != nil {
 			continue
 		}
-		if err := p.evictOne(ctx, e.pod, q, v.Node.Name); err != nil {
+		if err := p.evictOne(ctx, pod, q, node); err != nil {
 			if ctx.Err() != nil {
 				return
 			}
-			p.log.Warn("a pod is not preempted, the one that needs its room is tried again", "pod", q.Namespace+"/"+q.Name, "for", e.pod.Namespace+"/"+e.pod.Name, "error", err)
+			p.log.Warn("a pod is not preempted, the one that needs its room is tried again", "pod", q.Namespace+"/"+q.Name, "for", pod.Namespace+"/"+pod.Name, "error", err)
 			p.mu.Lock()
 			if e.at == waiting {
 				p.queue.retry(e, time.Now())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,6 +26,7 @@ import (
 // rig is a scheduler over a fake API whose binding subresource acts: it sets the
 // node, refuses a second binding, and fails as often as told.
 type rig struct {
+	*Scheduler
 	client *fake.Clientset
 	events *record.FakeRecorder
 	mu     sync.Mutex
@@ -63,6 +65,7 @@ func start(t *testing.T, objects ...runtime.Object) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Scheduler = s
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -223,4 +226,66 @@ func TestAMoreImportantPodTakesTheRoomOfTheLeast(t *testing.T) {
 	if told == nil || told.Type != corev1.DisruptionTarget || told.Reason != corev1.PodReasonPreemptionByScheduler || told.Message != "default-scheduler: preempting to accommodate a higher priority pod" {
 		t.Errorf("the victim was told %+v", told)
 	}
+}
+
+// TestWhyNamesTheNearestHelp: what each filter says, and what would let the pod in.
+func TestWhyNamesTheNearestHelp(t *testing.T) {
+	r := start(t, Node("a", "1", "8Gi"), Node("b", "1", "8Gi"), Node("c", "4", "1Gi", func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}}
+	}))
+	r.create(t, Pod("p", "1300m", "2Gi"))
+	r.eventually(t, "the pod is refused", func() bool {
+		w, err := r.Explain("default", "p")
+		return err == nil && w.Attempts > 0 && w.State == stateWords[waiting]
+	})
+	w, err := r.Explain("default", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, x := range w.Waits {
+		got = append(got, x.For+" ("+x.By+")")
+	}
+	want := []string{"1 of 3: Insufficient memory (NodeResourcesFit)", "1 of 3: node(s) had untolerated taint(s) (TaintToleration)", "2 of 3: Insufficient cpu (NodeResourcesFit)",
+		"nearest help: needs 300m more cpu on any of 2 nodes (you)"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if _, err := r.Explain("default", "nobody"); err == nil {
+		t.Error("a pod that there is not is explained")
+	}
+}
+
+// TestAClaimIsBoundWhereItsFirstConsumerGoes: the node is one that reaches a
+// volume, the volume is given to the claim, and the pod waits until that holds.
+func TestAClaimIsBoundWhereItsFirstConsumerGoes(t *testing.T) {
+	late := storagev1.VolumeBindingWaitForFirstConsumer
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: &late}
+	gi := corev1.ResourceList{corev1.ResourceStorage: Node("", "1", "1Gi").Status.Allocatable["memory"]}
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}, Spec: corev1.PersistentVolumeSpec{
+		StorageClassName: "local", Capacity: gi, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}}}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "uid-c"}, Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: &class.Name, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: gi}}}
+	r := start(t, Node("a", "4", "8Gi"), Node("b", "4", "8Gi"), class, pv, claim)
+	ctx := context.Background()
+	r.create(t, Pod("p", "1", "1Gi", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
+	}))
+	r.eventually(t, "the volume is the claim's", func() bool {
+		v, err := r.client.CoreV1().PersistentVolumes().Get(ctx, "v", metav1.GetOptions{})
+		return err == nil && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == "uid-c"
+	})
+	if p := r.pod(t, "p"); p.Spec.NodeName != "" {
+		t.Fatal("the pod is bound before its claim is")
+	}
+	claim = claim.DeepCopy() // as the controller does
+	claim.Spec.VolumeName, claim.Status.Phase = "v", corev1.ClaimBound
+	claim.Annotations = map[string]string{"pv.kubernetes.io/bind-completed": "yes"}
+	claim.ResourceVersion = "2"
+	if _, err := r.client.CoreV1().PersistentVolumeClaims("default").Update(ctx, claim, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually(t, "the pod is bound", func() bool { return r.pod(t, "p").Spec.NodeName == "b" })
 }

@@ -47,6 +47,7 @@ var rooms = []room{
 		why: "a plugin sees the scheduler's view, never another plugin"},
 	{pkgs: []string{"scheduling/engine"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, test: []string{"scheduling/..."}, never: kubernetesMachinery, why: "the engine decides and knows no plugin by name"},
 	{pkgs: []string{"scheduling/profile"}, own: []string{"scheduling/engine", "scheduling/plugin", "scheduling/plugins/..."}, never: kubernetesMachinery, why: "it makes profiles of plugins"},
+	{pkgs: []string{"scheduling/standalone"}, own: []string{"scheduling", "scheduling/profile"}, never: kubernetesMachinery, why: "it runs a scheduler against an API"},
 	{pkgs: []string{"scheduling"}, own: []string{"scheduling/..."}, never: kubernetesMachinery, why: "the scheduler sees Kubernetes clients only"},
 
 	{pkgs: []string{"nodeagent/..."}, own: []string{"nodeagent/...", "pki"}, never: kubernetesMachinery, why: "the node agent imports nothing of the control plane"},
@@ -65,7 +66,7 @@ var rooms = []room{
 	{pkgs: []string{"controlplane/peer"}, own: []string{"backup", "pki"}, never: []string{"k8s.io/..."}, why: "it reads, checks and writes what a peer is"},
 	{pkgs: []string{"controlplane/members"}, own: []string{"etcdapi", "raftfsm", "store"}, never: []string{"k8s.io/..."}, why: "it shows raftfsm's members to etcdapi"},
 	{pkgs: []string{"controlplane/enroll"}, own: []string{"backup/etcddb", "controlplane/peer", "controlplane/vip", "pki", "raftfsm", "store"}, never: everythingOfK8s, why: "it runs where there is no cluster, or none that serves"},
-	{pkgs: []string{"controlplane"}, own: []string{"backup/...", "controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling"}, why: "it assembles a peer"},
+	{pkgs: []string{"controlplane"}, own: []string{"backup/...", "controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling", "scheduling/profile"}, why: "it assembles a peer"},
 
 	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "internal/heap", "pki"}, why: "flags, configuration, wiring"},
 	{pkgs: []string{"cmd/noded"}, own: []string{"nodeagent/...", "dataplane/...", "pki"}, never: kubernetesMachinery, why: "flags, configuration, wiring; nothing of the control plane"},

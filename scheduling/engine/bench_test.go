@@ -2,13 +2,11 @@ package engine_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -151,46 +149,4 @@ func full(size int, low bool) (*engine.Engine, *engine.Profile) {
 		return labels.SelectorFromSet(p.Labels)
 	}}
 	return engine.New(Cluster(nodes, pods...), o), profile.Default().Profiles[0]
-}
-
-// TestPackingLeavesLittleInPieces: a cluster that is filled with pods of sizes as
-// they are met, which in sum ask for CPU and memory as the nodes have them, has, when the first pod fits nowhere, little left that is of no
-// use.
-func TestPackingLeavesLittleInPieces(t *testing.T) {
-	cfg, err := profile.Load([]byte(`
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- plugins:
-    score:
-      disabled: [{name: "*"}]
-      enabled: [{name: Packing}]
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	sizes := [][2]string{{"50m", "128Mi"}, {"100m", "256Mi"}, {"100m", "512Mi"}, {"250m", "512Mi"}, {"250m", "1Gi"}, {"500m", "2Gi"}, {"1", "4Gi"}, {"2", "8Gi"}, {"4", "16Gi"}}
-	var nodes []*corev1.Node
-	for i := range 60 {
-		n := Node(fmt.Sprint("n", i), "16", "64Gi")
-		n.Status.Allocatable["pods"] = *resource.NewQuantity(250, resource.DecimalSI)
-		nodes = append(nodes, n)
-	}
-	e := engine.New(Cluster(nodes), &Objects{})
-	r := rand.New(rand.NewPCG(1, 1))
-	misses := 0
-	for i := 0; misses < 200; i++ {
-		s := sizes[int(float64(len(sizes))*r.Float64()*r.Float64())] // small ones are more frequent
-		p := cluster.NewPod(Pod(fmt.Sprint("p", i), s[0], s[1]))
-		if d := e.Decide(p, cfg.Profiles[0]); d.Node != nil {
-			e.Assume(p, d.Node.Name)
-		} else {
-			misses++
-		}
-	}
-	f := e.Fragmentation()
-	t.Logf("fragmentation when full: cpu %.1f %%, memory %.1f %%", 100*f.CPU, 100*f.Memory)
-	if f.CPU > 0.05 || f.Memory > 0.05 {
-		t.Errorf("fragmentation %+v, want at most 5 %%", f)
-	}
 }

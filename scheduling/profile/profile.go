@@ -21,8 +21,7 @@ import (
 
 // Config is a whole configuration.
 type Config struct {
-	Profiles  []*engine.Profile
-	Extenders []configv1.Extender
+	Profiles []*engine.Profile
 	// BackoffFirst and BackoffMost are the pauses after a failed attempt.
 	BackoffFirst, BackoffMost time.Duration
 	// Source is the configuration as it was read, for what concerns a process and
@@ -66,7 +65,7 @@ func Load(b []byte) (*Config, error) {
 }
 
 func build(c *configv1.KubeSchedulerConfiguration) (*Config, error) {
-	out := &Config{Extenders: c.Extenders, BackoffFirst: time.Second, BackoffMost: 10 * time.Second, Source: *c}
+	out := &Config{BackoffFirst: time.Second, BackoffMost: 10 * time.Second, Source: *c}
 	if s := c.PodInitialBackoffSeconds; s != nil {
 		out.BackoffFirst = time.Duration(*s) * time.Second
 	}
@@ -90,10 +89,8 @@ func build(c *configv1.KubeSchedulerConfiguration) (*Config, error) {
 		}
 		out.Profiles = append(out.Profiles, p)
 	}
-	for i := range c.Extenders {
-		if err := checkExtender(&c.Extenders[i]); err != nil {
-			return nil, fmt.Errorf("extenders[%d]: %w", i, err)
-		}
+	if len(c.Extenders) > 0 {
+		return nil, fmt.Errorf("extenders[0]: %s: extenders are not called by this scheduler", c.Extenders[0].URLPrefix)
 	}
 	return out, nil
 }
@@ -241,16 +238,6 @@ func decode(args []byte, to any) error {
 	d.DisallowUnknownFields()
 	if err := d.Decode(to); err != nil {
 		return fmt.Errorf("decode args: %w", err)
-	}
-	return nil
-}
-
-func checkExtender(e *configv1.Extender) error {
-	switch {
-	case e.URLPrefix == "":
-		return fmt.Errorf("urlPrefix is required")
-	case e.PrioritizeVerb != "" && e.Weight <= 0:
-		return fmt.Errorf("weight must be above 0 where prioritizeVerb is set")
 	}
 	return nil
 }

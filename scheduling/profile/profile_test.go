@@ -21,7 +21,7 @@ func TestWhatIsUnknownIsRefusedByName(t *testing.T) {
 		"range":             {head + "profiles: [{percentageOfNodesToScore: 101}]", "percentageOfNodesToScore is 101"},
 		"two of a name":     {head + "profiles: [{}, {}]", `schedulerName "default-scheduler" is another profile's already`},
 		"shape":             {head + "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy: {type: RequestedToCapacityRatio, requestedToCapacityRatio: {shape: [{utilization: 9, score: 11}]}}}}]}]", "score 11 must be 0 to 10"},
-		"extender":          {head + "extenders: [{filterVerb: filter}]", "extenders[0]: urlPrefix is required"},
+		"extender":          {head + "extenders: [{urlPrefix: 'http://x'}]", "extenders[0]: http://x: extenders are not called by this scheduler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Load([]byte(c.config))
@@ -67,12 +67,12 @@ profiles:
 		}
 		return strings.Join(out, " ")
 	}
-	one := "NodeName NodeUnschedulable TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity" +
+	one := "NodeName NodeUnschedulable TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity DynamicResources" +
 		" TaintToleration*xxx NodeAffinity*xx NodeResourcesFit*x PodTopologySpread*xx InterPodAffinity*xx NodeResourcesBalancedAllocation*x ImageLocality*x"
 	if got := describe(0); got != one || !c.Profiles[0].Preempts || c.Profiles[0].Name != "one" {
 		t.Errorf("one: %s", got)
 	}
-	two := "NodeName NodeUnschedulable TaintToleration NodeAffinity NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread NodeResourcesFit*xxxxxxx TopologyDistance*xx Packing*x"
+	two := "NodeName NodeUnschedulable TaintToleration NodeAffinity NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread DynamicResources NodeResourcesFit*xxxxxxx TopologyDistance*xx Packing*x"
 	if got := describe(1); got != two || c.Profiles[1].Preempts || c.Profiles[1].Percentage != 50 {
 		t.Errorf("two: %s", got)
 	}

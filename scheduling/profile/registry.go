@@ -11,6 +11,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"github.com/tripod-cluster/tripod/scheduling/plugin"
+	"github.com/tripod-cluster/tripod/scheduling/plugins/dynamicresources"
 	"github.com/tripod-cluster/tripod/scheduling/plugins/imagelocality"
 	"github.com/tripod-cluster/tripod/scheduling/plugins/interpodaffinity"
 	"github.com/tripod-cluster/tripod/scheduling/plugins/nodeaffinity"
@@ -53,7 +54,7 @@ type known struct {
 // order of the plugins by default: filters judge in it.
 var order = []string{
 	schedulingGates, prioritySort, "NodeName", "NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts", "NodeResourcesFit",
-	"VolumeRestrictions", "NodeVolumeLimits", "VolumeBinding", "VolumeZone", "PodTopologySpread", "InterPodAffinity", defaultPreemption,
+	"VolumeRestrictions", "NodeVolumeLimits", "VolumeBinding", "VolumeZone", "PodTopologySpread", "InterPodAffinity", "DynamicResources", defaultPreemption,
 	"NodeResourcesBalancedAllocation", "ImageLocality", defaultBinder, "TopologyDistance", "Packing",
 }
 
@@ -95,6 +96,7 @@ var registry = map[string]known{
 	"NodeUnschedulable":  {make: plain(parts{filter: nodeunschedulable.Plugin{}})},
 	"TaintToleration":    {weight: 3, make: plain(parts{tainttoleration.Plugin{}, tainttoleration.Score{}})},
 	"NodePorts":          {make: plain(parts{filter: nodeports.Plugin{}})},
+	"DynamicResources":   {make: plain(parts{filter: dynamicresources.Plugin{}})},
 	"VolumeRestrictions": {make: plain(parts{filter: volumerestrictions.Plugin{}})},
 	"NodeVolumeLimits":   {make: plain(parts{filter: nodevolumelimits.Plugin{}})},
 	"VolumeZone":         {make: plain(parts{filter: volumezone.Plugin{}})},
