@@ -42,7 +42,8 @@ var rooms = []room{
 	{pkgs: []string{"controllers"}, own: []string{"controllers/..."}, never: kubernetesMachinery, why: "controllers see Kubernetes clients only"},
 
 	{pkgs: []string{"scheduling/cluster"}, never: kubernetesMachinery, why: "the scheduler's view stands alone"},
-	{pkgs: []string{"scheduling/plugin", "scheduling/schedtest"}, own: []string{"scheduling/cluster"}, never: kubernetesMachinery, why: "a plugin sees the scheduler's view"},
+	{pkgs: []string{"scheduling/schedtest"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, never: kubernetesMachinery, why: "it makes what plugins see"},
+	{pkgs: []string{"scheduling/plugin"}, own: []string{"scheduling/cluster"}, never: kubernetesMachinery, why: "a plugin sees the scheduler's view"},
 	{pkgs: []string{"scheduling/plugins/*"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, test: []string{"scheduling/schedtest"}, never: kubernetesMachinery,
 		why: "a plugin sees the scheduler's view, never another plugin"},
 	{pkgs: []string{"scheduling/engine"}, own: []string{"scheduling/cluster", "scheduling/plugin"}, test: []string{"scheduling/..."}, never: kubernetesMachinery, why: "the engine decides and knows no plugin by name"},
@@ -68,7 +69,7 @@ var rooms = []room{
 	{pkgs: []string{"controlplane/enroll"}, own: []string{"backup/etcddb", "controlplane/peer", "controlplane/vip", "pki", "raftfsm", "store"}, never: everythingOfK8s, why: "it runs where there is no cluster, or none that serves"},
 	{pkgs: []string{"controlplane"}, own: []string{"backup/...", "controlplane/members", "controlplane/peer", "controlplane/vip", "apiserver", "etcdapi", "raftfsm", "store", "pki", "controllers", "scheduling", "scheduling/profile"}, why: "it assembles a peer"},
 
-	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "internal/heap", "pki"}, why: "flags, configuration, wiring"},
+	{pkgs: []string{"cmd/controld"}, own: []string{"backup/...", "controlplane/...", "internal/heap", "pki", "scheduling/profile", "scheduling/standalone"}, why: "flags, configuration, wiring"},
 	{pkgs: []string{"cmd/noded"}, own: []string{"nodeagent/...", "dataplane/...", "pki"}, never: kubernetesMachinery, why: "flags, configuration, wiring; nothing of the control plane"},
 	{pkgs: []string{"cmd/kubectl"}, why: "Kubernetes' own program"},
 
