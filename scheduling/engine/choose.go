@@ -118,31 +118,41 @@ func (s *shape) best() *cluster.Node {
 	return s.e.At(int(best.slots[0]))
 }
 
-// explain counts the reasons of all nodes.
+// explain counts the reasons of all nodes. Neighbours mostly have the same one.
 func (s *shape) explain() *Refusal {
 	r := newRefusal(s)
-	s.eachRefused(func(_ *cluster.Node, why *plugin.Reason) { r.count(why, s.profile) })
+	verdicts := map[*group]*plugin.Reason{}
+	var last *plugin.Reason
+	times := 0
+	for _, n := range s.e.Nodes() {
+		why := s.verdict(n, verdicts)
+		if why == nil {
+			continue
+		}
+		if last != nil && (why == last || why.Plugin == last.Plugin && slices.Equal(why.Texts, last.Texts)) {
+			times++
+			continue
+		}
+		r.count(last, times, s.profile)
+		last, times = why, 1
+	}
+	r.count(last, times, s.profile)
 	return r
 }
 
-// eachRefused calls f with every node of a built shape and what refuses it.
-func (s *shape) eachRefused(f func(*cluster.Node, *plugin.Reason)) {
-	verdicts := map[*group]*plugin.Reason{}
-	for _, n := range s.e.Nodes() {
-		x := &s.nodes[n.Slot()]
-		why := x.reason
-		if why == nil {
-			v, ok := verdicts[x.group]
-			if !ok {
-				v = s.among(n)
-				verdicts[x.group] = v
-			}
-			why = v
-		}
-		if why != nil {
-			f(n, why)
-		}
+// verdict is what refuses a node of a built shape, nil where nothing does; the map
+// is of the groups' that have been asked for.
+func (s *shape) verdict(n *cluster.Node, verdicts map[*group]*plugin.Reason) *plugin.Reason {
+	x := &s.nodes[n.Slot()]
+	if x.reason != nil || len(s.wide) == 0 {
+		return x.reason
 	}
+	v, ok := verdicts[x.group]
+	if !ok {
+		v = s.among(n)
+		verdicts[x.group] = v
+	}
+	return v
 }
 
 func (s *shape) refuseAll() *Refusal {
@@ -196,7 +206,7 @@ func (s *shape) scan(p *cluster.Pod) (*cluster.Node, *Refusal) {
 		if r == nil {
 			r = newRefusal(s)
 		}
-		r.count(why, s.profile)
+		r.count(why, 1, s.profile)
 	}
 	s.e.start = begin + looked
 	if len(fit) == 0 {

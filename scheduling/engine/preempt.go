@@ -125,47 +125,44 @@ func (s *shape) preempt(p *cluster.Pod, budgets []Budget, helpless map[string]in
 	}
 	nodes := s.e.Nodes()
 	want := min(max(len(nodes)*s.profile.CandidatesPercent/100, s.profile.CandidatesLeast), len(nodes))
-	var open []*cluster.Node
-	whyOf := make(map[int]*plugin.Reason, len(nodes))
-	s.eachRefused(func(n *cluster.Node, why *plugin.Reason) {
-		if why.Final {
-			helpless[textNoHelp]++
-			return
-		}
-		open = append(open, n)
-		whyOf[n.Slot()] = why
-	})
-	if len(open) == 0 {
-		return nil
-	}
 	var best *Victims
-	found := 0
-	begin := s.e.rnd.IntN(len(open))
-	// Those that are known come first: they cost nothing.
-	for _, v := range s.victims {
-		found++
+	take := func(v *Victims) {
 		if best == nil || better(v, best) {
 			best = v
 		}
 	}
-	for i := 0; i < len(open) && found < want; i++ {
-		n := open[(begin+i)%len(open)]
+	// Those that are known come first: they cost nothing.
+	for _, v := range s.victims {
+		take(v)
+	}
+	verdicts := map[*group]*plugin.Reason{}
+	begin := 0
+	if len(nodes) > 0 {
+		begin = s.e.rnd.IntN(len(nodes))
+	}
+	for i := 0; i < len(nodes) && len(s.victims) < want; i++ {
+		n := nodes[(begin+i)%len(nodes)]
 		slot := int32(n.Slot())
 		if _, known := s.victims[slot]; known {
 			continue
 		}
-		v, why := s.victimsOn(n, p, budgets)
+		why := s.verdict(n, verdicts)
+		switch {
+		case why == nil:
+			continue
+		case why.Final:
+			helpless[textNoHelp]++
+			continue
+		}
+		v, texts := s.victimsOn(n, p, budgets)
 		if v == nil {
-			for _, t := range why {
+			for _, t := range texts {
 				helpless[t]++
 			}
 			continue
 		}
 		s.victims[slot] = v
-		found++
-		if best == nil || better(v, best) {
-			best = v
-		}
+		take(v)
 	}
 	return best
 }

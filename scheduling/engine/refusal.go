@@ -27,9 +27,13 @@ func newRefusal(s *shape) *Refusal {
 	return &Refusal{Nodes: len(s.e.Nodes()), Reasons: map[string]int{}, Wakes: plugin.NodeAdded}
 }
 
-func (r *Refusal) count(why *plugin.Reason, prof *Profile) {
+// count notes that so many nodes have a reason.
+func (r *Refusal) count(why *plugin.Reason, nodes int, prof *Profile) {
+	if nodes == 0 {
+		return
+	}
 	for _, t := range why.Texts {
-		r.Reasons[t]++
+		r.Reasons[t] += nodes
 	}
 	if slices.Contains(r.Plugins, why.Plugin) {
 		return
