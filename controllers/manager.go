@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,6 +29,8 @@ import (
 	"github.com/tripod-cluster/tripod/controllers/resourcequota"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/scales"
+	"github.com/tripod-cluster/tripod/controllers/serviceaccounttoken"
+	"github.com/tripod-cluster/tripod/controllers/validatingadmissionpolicystatus"
 )
 
 // Config says what the controllers work with. Client or RestConfig, Informers,
@@ -37,8 +42,10 @@ type Config struct {
 	// "controld/NAME". A QPS of 0 means no limit on the client's side.
 	RestConfig *rest.Config
 	// Client is used in place of RestConfig when that is nil.
-	Client    kubernetes.Interface
-	Dynamic   dynamic.Interface // unused so far; may be nil
+	Client kubernetes.Interface
+	// Dynamic is made of RestConfig when nil; without either, custom resources
+	// keep their old stored versions.
+	Dynamic   dynamic.Interface
 	Metadata  metadata.Interface
 	Discovery discovery.DiscoveryInterface
 	// Scales reads and writes the scale of objects of any kind; made of RestConfig
@@ -75,6 +82,12 @@ type Config struct {
 	// are not recounted.
 	QuotaUsage QuotaUsage
 
+	// SignAccountToken signs the tokens of Secrets; without it they stay empty.
+	SignAccountToken SignAccountToken
+	// PolicyCheck checks the types of admission policies' expressions; without it
+	// they are not checked.
+	PolicyCheck PolicyCheck
+
 	// Workers overrides how many objects a controller handles at once, by name.
 	Workers map[string]int
 	// Disabled names controllers that are not run.
@@ -92,6 +105,12 @@ type Config struct {
 // without plain counts of objects.
 type QuotaUsage = resourcequota.Usage
 
+// SignAccountToken makes the token of a Secret of a ServiceAccount.
+type SignAccountToken = serviceaccounttoken.Sign
+
+// PolicyCheck returns what is wrong with the types of a policy's expressions.
+type PolicyCheck = validatingadmissionpolicystatus.Check
+
 // Status is the health of one controller.
 type Status = runtime.Status
 
@@ -107,6 +126,12 @@ func New(cfg Config) (*Manager, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
 	}
+	if err := CheckNames(slices.Collect(maps.Keys(cfg.Workers))); err != nil {
+		return nil, fmt.Errorf("controllers: workers: %w", err)
+	}
+	if err := CheckNames(cfg.Disabled); err != nil {
+		return nil, fmt.Errorf("controllers: disabled: %w", err)
+	}
 	m := &Manager{cfg: cfg}
 	o := cfg.Runtime
 	o.Log, o.Registerer, o.Workers = cfg.Log, cfg.Registerer, cfg.Workers
@@ -118,7 +143,6 @@ func New(cfg Config) (*Manager, error) {
 	}
 	for _, r := range registrations {
 		if disabled[r.name] {
-			delete(disabled, r.name)
 			continue
 		}
 		if r.needs != nil && !r.needs(&cfg) {
@@ -132,10 +156,23 @@ func New(cfg Config) (*Manager, error) {
 			return r.build(m.deps(r, client), q, &m.cfg)
 		})
 	}
-	for name := range disabled {
-		return nil, fmt.Errorf("controllers: cannot disable %q: there is no such controller", name)
-	}
 	return m, nil
+}
+
+// CheckNames returns an error that names the first of names that is no
+// controller, and the controllers that there are.
+func CheckNames(names []string) error {
+	var known []string
+	for _, r := range registrations {
+		known = append(known, r.name)
+	}
+	slices.Sort(known)
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("there is no controller %q (there are: %s)", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
 }
 
 func (c *Config) complete() error {
@@ -149,6 +186,11 @@ func (c *Config) complete() error {
 	if c.Metadata == nil && c.RestConfig != nil {
 		if c.Metadata, err = metadata.NewForConfig(agent(c.RestConfig, "garbagecollector")); err != nil {
 			return fmt.Errorf("metadata client: %w", err)
+		}
+	}
+	if c.Dynamic == nil && c.RestConfig != nil {
+		if c.Dynamic, err = dynamic.NewForConfig(agent(c.RestConfig, "storageversionmigration")); err != nil {
+			return fmt.Errorf("dynamic client: %w", err)
 		}
 	}
 	if c.Discovery == nil && c.RestConfig != nil {
@@ -255,3 +297,31 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // Health tells how each controller is.
 func (m *Manager) Health() []Status { return m.group.Health() }
+
+// Wait is one thing that an object waits for.
+type Wait = runtime.Wait
+
+// explained maps the kinds that Explain knows, as they are typed, to the
+// controllers that own them.
+var explained = map[string]string{
+	"deployment": "deployment", "deployments": "deployment", "deploy": "deployment",
+	"statefulset": "statefulset", "statefulsets": "statefulset", "sts": "statefulset",
+	"job": "job", "jobs": "job",
+	"persistentvolumeclaim": "persistentvolume", "persistentvolumeclaims": "persistentvolume", "pvc": "persistentvolume",
+	"namespace": "namespace", "namespaces": "namespace", "ns": "namespace",
+}
+
+// ErrUnknownKind says that no controller explains objects of a kind.
+var ErrUnknownKind = errors.New("no controller explains this kind (known: deployment, statefulset, job, pvc, namespace)")
+
+// Explain asks the controller that owns the object what it waits for: nothing
+// when it has all that it asks for. kind may be short or plural, as for kubectl.
+// An object that is not there is a NotFound error of the API.
+func (m *Manager) Explain(kind, namespace, name string) (controller string, waits []Wait, err error) {
+	controller, ok := explained[strings.ToLower(kind)]
+	if !ok {
+		return "", nil, fmt.Errorf("%s: %w", kind, ErrUnknownKind)
+	}
+	waits, err = m.group.Explain(controller, namespace, name)
+	return controller, waits, err
+}

@@ -39,6 +39,11 @@ func listenAdmin(path string) (net.Listener, error) {
 func (p *Peer) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) { answer(w, p.Status(r.Context()), nil) })
+	mux.HandleFunc("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		why, err := p.why(r.Context(), q.Get("kind"), q.Get("namespace"), q.Get("name"))
+		answer(w, why, err)
+	})
 	mux.HandleFunc("POST /v1/token", func(w http.ResponseWriter, r *http.Request) {
 		var q peer.TokenRequest
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&q); err != nil {

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -100,8 +101,20 @@ func (t *leadership) runDeciders(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	sign, err := signAccountTokens(p.pki.SAKey())
+	if err != nil {
+		return err
+	}
+	check, err := policyCheck(conf)
+	if err != nil {
+		return err
+	}
+	limited := rest.CopyConfig(conf)
+	if qps := p.cfg.ControllerQPS; qps > 0 {
+		limited.QPS, limited.Burst = qps, cmp.Or(p.cfg.ControllerBurst, max(1, int(2*qps)))
+	}
 	m, err := controllers.New(controllers.Config{
-		RestConfig: conf, Informers: factory, QuotaUsage: usage,
+		RestConfig: limited, Informers: factory, QuotaUsage: usage, SignAccountToken: sign, PolicyCheck: check,
 		Signer: ca.Key, CACert: ca.CertPEM(), ClusterCIDR: cidr,
 		NodeMonitorGracePeriod: time.Duration(p.cfg.NodeMonitorGracePeriod),
 		Workers:                p.cfg.Workers, Log: p.log, Registerer: t.reg,

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 
 	"github.com/tripod-cluster/tripod/apiserver"
 	"github.com/tripod-cluster/tripod/backup"
+	"github.com/tripod-cluster/tripod/controllers"
 	"github.com/tripod-cluster/tripod/controlplane/members"
 	"github.com/tripod-cluster/tripod/controlplane/peer"
 	"github.com/tripod-cluster/tripod/controlplane/vip"
@@ -67,6 +70,9 @@ type Options struct {
 // Run runs the peer that this host is, until ctx ends. It returns
 // peer.NoIdentity where the host is none.
 func Run(ctx context.Context, cfg peer.Config, o Options) error {
+	if err := controllers.CheckNames(slices.Collect(maps.Keys(cfg.Workers))); err != nil {
+		return fmt.Errorf("configuration: workers: %w", err)
+	}
 	id, err := peer.ReadIdentity(cfg.StateDir)
 	if err != nil {
 		return err

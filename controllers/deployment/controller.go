@@ -56,6 +56,7 @@ func New(d runtime.Deps, q runtime.Queue) (runtime.Controller, error) {
 			runtime.On(pods.Informer(), runtime.Handlers[*corev1.Pod]{Delete: c.podDeleted}),
 		},
 		Reconcile: c.reconcile,
+		Explain:   c.explain,
 	}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,8 @@ type controller struct {
 
 	mu       sync.Mutex
 	memories map[types.UID]*memory
+	// selectors are those of the autoscalers' targets, as seen last.
+	selectors map[types.UID]labels.Selector
 }
 
 // New builds the controller.
@@ -49,6 +52,7 @@ func New(d runtime.Deps, q runtime.Queue, s *scales.Client, m Metrics) (runtime.
 	c := &controller{
 		client: d.Client, scales: s, metrics: m, scalers: scalers.Lister(), pods: pods.Lister(),
 		events: d.Recorder, clock: d.Clock, memories: map[types.UID]*memory{},
+		selectors: map[types.UID]labels.Selector{},
 	}
 	key := func(hpa *autoscalingv2.HorizontalPodAutoscaler) string { return hpa.Namespace + "/" + hpa.Name }
 	return runtime.Controller{
@@ -71,6 +75,7 @@ func (c *controller) forget(hpa *autoscalingv2.HorizontalPodAutoscaler) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.memories, hpa.UID)
+	delete(c.selectors, hpa.UID)
 }
 
 // memory returns what is remembered of an autoscaler. Only the reconcile of its
@@ -166,8 +171,9 @@ func (c *controller) work(ctx context.Context, hpa, next *autoscalingv2.Horizont
 		if err != nil {
 			return fail(autoscalingv2.ScalingActive, "InvalidSelector", "the HPA target's scale has no usable selector", err)
 		}
-		if other := c.rival(hpa); other != "" {
-			return fail(autoscalingv2.ScalingActive, "AmbiguousSelector", "the target has two autoscalers", fmt.Errorf("%s %s is sized by the autoscaler %s too", ref.Kind, ref.Name, other))
+		if other := c.rival(hpa, t); other != "" {
+			return fail(autoscalingv2.ScalingActive, "AmbiguousSelector", "the target's pods have two autoscalers",
+				fmt.Errorf("pods by selector %s are controlled by more than one HPA (e.g. %s and %s)", scale.Status.Selector, hpa.Name, other))
 		}
 		e := c.evaluate(ctx, hpa, t, tolerances{up: up.tolerance, down: down.tolerance})
 		st.CurrentMetrics = e.statuses
@@ -248,17 +254,27 @@ func (c *controller) observe(hpa *autoscalingv2.HorizontalPodAutoscaler, selecto
 	return target{namespace: hpa.Namespace, current: current, selector: s, pods: pods}, err
 }
 
-// rival returns the name of another autoscaler of the same target, or "".
-func (c *controller) rival(hpa *autoscalingv2.HorizontalPodAutoscaler) string {
+// rival returns the name of another autoscaler of the same target or of some of
+// its pods, or "". What another one's target selects is known from its last look.
+func (c *controller) rival(hpa *autoscalingv2.HorizontalPodAutoscaler, t target) string {
 	all, err := c.scalers.HorizontalPodAutoscalers(hpa.Namespace).List(labels.Everything())
 	if err != nil {
 		return ""
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.selectors[hpa.UID] = t.selector
 	mine := hpa.Spec.ScaleTargetRef
 	for _, o := range all {
+		if o.UID == hpa.UID {
+			continue
+		}
 		r := o.Spec.ScaleTargetRef
-		if o.UID != hpa.UID && r.Name == mine.Name &&
-			schema.FromAPIVersionAndKind(r.APIVersion, r.Kind).GroupKind() == schema.FromAPIVersionAndKind(mine.APIVersion, mine.Kind).GroupKind() {
+		if r.Name == mine.Name && schema.FromAPIVersionAndKind(r.APIVersion, r.Kind).GroupKind() == schema.FromAPIVersionAndKind(mine.APIVersion, mine.Kind).GroupKind() {
+			return o.Name
+		}
+		s := c.selectors[o.UID]
+		if s != nil && slices.ContainsFunc(t.pods, func(p *corev1.Pod) bool { return s.Matches(labels.Set(p.Labels)) }) {
 			return o.Name
 		}
 	}

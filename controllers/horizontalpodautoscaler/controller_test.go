@@ -110,7 +110,7 @@ func newRig(t *testing.T, size int32, pods string, scalers ...*autoscalingv2.Hor
 	r.ctl = &controller{
 		client: r.c.Clientset, scales: &scales.Client{Mapper: mapper, Getter: getter}, metrics: r.metrics,
 		scalers: informers.Autoscaling().V2().HorizontalPodAutoscalers().Lister(), pods: informers.Core().V1().Pods().Lister(),
-		events: r.c.Events, clock: r.clock, memories: map[types.UID]*memory{},
+		events: r.c.Events, clock: r.clock, memories: map[types.UID]*memory{}, selectors: map[types.UID]labels.Selector{},
 	}
 	informers.StartWithContext(t.Context())
 	informers.WaitForCacheSyncWithContext(t.Context())
@@ -225,6 +225,19 @@ func TestTwoAutoscalersOfOneTarget(t *testing.T) {
 	if hpa := r.look(3); reason(hpa, autoscalingv2.ScalingActive) != "False AmbiguousSelector" {
 		t.Errorf("%+v", hpa.Status.Conditions)
 	}
+}
+
+func TestTwoTargetsThatSelectTheSamePods(t *testing.T) {
+	other := newScaler(1, 10, cpu(50))
+	other.Name, other.UID, other.Spec.ScaleTargetRef.Name = "other", "other", "another-target"
+	r := newRig(t, 3, "100 100 100", newScaler(1, 10, cpu(50)), other)
+	// What the other target selects is known from the look at its autoscaler.
+	r.ctl.selectors["other"] = labels.SelectorFromSet(labels.Set{"app": "web"})
+	if hpa := r.look(3); reason(hpa, autoscalingv2.ScalingActive) != "False AmbiguousSelector" {
+		t.Errorf("%+v", hpa.Status.Conditions)
+	}
+	r.ctl.selectors["other"] = labels.SelectorFromSet(labels.Set{"app": "else"})
+	r.look(6)
 }
 
 func TestSettledAutoscalerWritesNothing(t *testing.T) {

@@ -95,6 +95,7 @@ func New(d runtime.Deps, q runtime.Queue) (runtime.Controller, error) {
 			}),
 		},
 		Reconcile: c.reconcile,
+		Explain:   c.explain,
 	}, nil
 }
 

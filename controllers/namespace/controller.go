@@ -41,6 +41,7 @@ func New(d runtime.Deps, q runtime.Queue, client metadata.Interface, disco disco
 			}
 		})},
 		Reconcile: c.reconcile,
+		Explain:   c.explain,
 	}, nil
 }
 

@@ -14,17 +14,10 @@ func (c *controller) explain(namespace, name string) ([]runtime.Wait, error) {
 	if err != nil {
 		return nil, err
 	}
-	var waits []runtime.Wait
+	waits := runtime.DeletionWaits(claim)
 	if claim.DeletionTimestamp != nil {
-		for _, f := range claim.Finalizers {
-			w := runtime.Wait{For: "its deletion waits for finalizer " + f, By: "who set the finalizer"}
-			if f == "kubernetes.io/pvc-protection" {
-				w.By = "controller persistentvolumeclaimprotection"
-				for _, pod := range c.pods.Naming(namespace, name) {
-					w.For = fmt.Sprintf("its deletion waits for pod %s, which uses it", pod.Name)
-				}
-			}
-			waits = append(waits, w)
+		for _, pod := range c.pods.Naming(namespace, name) {
+			waits = append(waits, runtime.Wait{For: fmt.Sprintf("pod %s, which uses it, to go first", pod.Name), By: "controller persistentvolumeclaimprotection"})
 		}
 	}
 	s, err := c.surroundings(claim)

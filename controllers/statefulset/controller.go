@@ -71,6 +71,7 @@ func New(d runtime.Deps, q runtime.Queue) (runtime.Controller, error) {
 		},
 		Synced:    []cache.InformerSynced{core.PersistentVolumeClaims().Informer().HasSynced},
 		Reconcile: c.reconcile,
+		Explain:   c.explain,
 	}, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/tripod-cluster/tripod/backup"
@@ -76,6 +77,23 @@ type DutyStatus struct {
 	Message   string `json:"message,omitempty"`
 	Restarts  int    `json:"restarts"`
 	LastError string `json:"lastError,omitempty"`
+}
+
+// Why is what an object waits for.
+type Why struct {
+	// Kind is as asked for; Namespace is empty for what has none.
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	// By is who answers: a controller or the scheduler.
+	By    string    `json:"by"`
+	Waits []WhyWait `json:"waits"` // empty: it has all that it asks for
+}
+
+// WhyWait is one thing that is waited for, and who decided it or has to act.
+type WhyWait struct {
+	For string `json:"for"`
+	By  string `json:"by"`
 }
 
 // TokenRequest asks for a new join token.
@@ -149,6 +167,13 @@ func NewAdmin(socket string) *Admin {
 func (a *Admin) Status(ctx context.Context) (Status, error) {
 	var s Status
 	return s, a.call(ctx, http.MethodGet, "/v1/status", nil, &s)
+}
+
+// Why asks what an object waits for; only the leader can tell.
+func (a *Admin) Why(ctx context.Context, kind, namespace, name string) (Why, error) {
+	var w Why
+	q := url.Values{"kind": {kind}, "namespace": {namespace}, "name": {name}}
+	return w, a.call(ctx, http.MethodGet, "/v1/why?"+q.Encode(), nil, &w)
 }
 
 // Token asks for a new join token.

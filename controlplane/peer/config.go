@@ -50,6 +50,10 @@ type Config struct {
 	PodEvictionWait Duration `json:"podEvictionWait,omitempty"`
 	// Workers sets how many workers a controller has, by its name.
 	Workers map[string]int `json:"workers,omitempty"`
+	// ControllerQPS is how many requests a second each controller makes at most, and
+	// ControllerBurst how many at once; 0 for no limit but the API server's own.
+	ControllerQPS   float32 `json:"controllerQPS,omitempty"`
+	ControllerBurst int     `json:"controllerBurst,omitempty"`
 	// SnapshotInterval is how often a snapshot of the store is taken; 0 for never.
 	// SnapshotKeep of them are kept in SnapshotDirectory, and as many at each place
 	// on another machine.
@@ -158,6 +162,15 @@ func (c *Config) validate() error {
 		if w < 1 || w > 1000 {
 			return fmt.Errorf("workers.%s: %d is out of range (1 to 1000)", n, w)
 		}
+	}
+	if c.ControllerQPS < 0 || c.ControllerQPS > 100000 {
+		return fmt.Errorf("controllerQPS: %v is out of range (0 to 100000; 0 for no limit)", c.ControllerQPS)
+	}
+	if c.ControllerBurst < 0 || c.ControllerBurst > 100000 {
+		return fmt.Errorf("controllerBurst: %d is out of range (0 to 100000)", c.ControllerBurst)
+	}
+	if c.ControllerBurst > 0 && c.ControllerQPS == 0 {
+		return fmt.Errorf("controllerBurst: %d means nothing without controllerQPS", c.ControllerBurst)
 	}
 	return nil
 }

@@ -96,6 +96,8 @@ func TestFileIsReadOverTheDefaults(t *testing.T) {
 // TestMistakesAreNamed: an error names the file, the key and what is wrong with it.
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
+		"controllerQPS: -1":                  "controllerQPS: -1 is out of range",
+		"controllerBurst: 5":                 "controllerBurst: 5 means nothing without controllerQPS",
 		"apiPrt: 6443":                       `unknown field "apiPrt"`,
 		"apiPort: 1\napiPort: 2":             `"apiPort" already`,
 		"apiPort: many":                      "apiPort",
