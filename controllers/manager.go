@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/tripod-cluster/tripod/controllers/horizontalpodautoscaler"
+	"github.com/tripod-cluster/tripod/controllers/persistentvolume"
 	"github.com/tripod-cluster/tripod/controllers/resourcequota"
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/scales"
@@ -137,6 +138,7 @@ func New(cfg Config) (*Manager, error) {
 	o.Log, o.Registerer, o.Workers = cfg.Log, cfg.Registerer, cfg.Workers
 	o.Start = func(ctx context.Context) { cfg.Informers.StartWithContext(ctx) }
 	m.group = runtime.NewGroup(o)
+	runtime.Replace(cfg.Registerer, persistentvolume.NewCollector(cfg.Informers))
 	disabled := map[string]bool{}
 	for _, name := range cfg.Disabled {
 		disabled[name] = true

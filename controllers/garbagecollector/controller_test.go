@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -260,6 +261,34 @@ func TestOrphanLetsDependentsGo(t *testing.T) {
 		o, err := w.client.Resource(pods).Namespace("ns").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil || len(o.OwnerReferences) != 0 {
 			t.Errorf("%s: owners %v, %v", name, o.OwnerReferences, err)
+		}
+	}
+}
+
+// TestOwnersNotListedYetAfterARestart: a new leader sees the dependents before it
+// can list their owners.
+func TestOwnersNotListedYetAfterARestart(t *testing.T) {
+	w := prepare(t, []*metav1.APIResourceList{core(), custom()},
+		item("example.com/v1", "Widget", "ns", "alive"), pod("p", owner("Widget", "alive")), pod("marker", owner("Widget", "gone")))
+	var down atomic.Bool
+	down.Store(true)
+	w.client.PrependReactor("list", "widgets", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+		return down.Load(), nil, apierrors.NewServiceUnavailable("down")
+	})
+	w.run(t, []*metav1.APIResourceList{core()})
+	runtimetest.Eventually(t, func() string {
+		for _, a := range w.client.Actions() {
+			if a.Matches("list", "widgets") {
+				return ""
+			}
+		}
+		return "the owners were not asked for"
+	})
+	down.Store(false)
+	w.waitNames(t, pods, "p")
+	for _, a := range w.client.Actions() {
+		if d, ok := a.(clienttesting.DeleteAction); ok && d.GetName() == "p" {
+			t.Error("a pod with an owner was deleted")
 		}
 	}
 }

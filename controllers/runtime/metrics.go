@@ -33,17 +33,23 @@ func newMetrics(r prometheus.Registerer, g *Group) *metrics {
 		panics:   counter("panics_total", "Panics caught."),
 		restarts: counter("restarts_total", "Times a controller was built anew after a failure."),
 	}
-	if r != nil {
-		// A later group (a new term of leadership) takes the place of the earlier.
-		state := &stateCollector{group: g}
-		err := r.Register(state)
-		var dup prometheus.AlreadyRegisteredError
-		if errors.As(err, &dup) {
-			r.Unregister(dup.ExistingCollector)
-			_ = r.Register(state)
-		}
-	}
+	Replace(r, &stateCollector{group: g})
 	return m
+}
+
+// Replace registers c in place of what is registered under its names already: what
+// is of a new term of leadership takes the place of the earlier one's. Nothing is
+// done when r is nil.
+func Replace(r prometheus.Registerer, c prometheus.Collector) {
+	if r == nil {
+		return
+	}
+	err := r.Register(c)
+	var dup prometheus.AlreadyRegisteredError
+	if errors.As(err, &dup) {
+		r.Unregister(dup.ExistingCollector)
+		_ = r.Register(c)
+	}
 }
 
 // register registers c, or returns what is registered under its name already.
