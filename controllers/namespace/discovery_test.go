@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -18,11 +19,11 @@ import (
 // halfDown is discovery while an aggregated API does not answer.
 type halfDown struct{ *discoveryfake.FakeDiscovery }
 
-func (d halfDown) ServerResourcesForGroupVersion(gv string) (*metav1.APIResourceList, error) {
+func (d halfDown) ServerResourcesForGroupVersionWithContext(ctx context.Context, gv string) (*metav1.APIResourceList, error) {
 	if gv == "metrics.example.com/v1" {
 		return nil, errors.New("the server is currently unable to handle the request")
 	}
-	return d.FakeDiscovery.ServerResourcesForGroupVersion(gv)
+	return d.FakeDiscovery.ServerResourcesForGroupVersionWithContext(ctx, gv)
 }
 
 // TestAggregatedAPIThatIsDown: what can be deleted is, the namespace stays, for
