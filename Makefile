@@ -28,7 +28,7 @@ LDFLAGS := -s -w -X main.version=$(KUBE)+tripod.0.1.0-$(COMMITS) $(STAMP)
 # Tests that need the fleet or the guest are not unit tests.
 UNIT = $(shell go list ./... | grep -v -E '/test/(e2e|bench)(/|$$)')
 
-.PHONY: conformance conformance-build conformance-quick etcd-suite help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
+.PHONY: conformance conformance-build conformance-quick etcd-suite overload help deps build deb repo images up redeploy down test vet unit guest e2e linearizability bench bench-store powercuts fuzz lint clean
 
 help: ## list what make can do
 	@sed -n -E 's/^([a-z0-9-]+):[^#]*## (.*)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -100,6 +100,12 @@ conformance-quick: up conformance-build
 linearizability: ## three store servers under faults, judged by etcd's robustness validators; TIME=30m (default 10m) SEED=n
 	@mkdir -p $(T)/linearizability
 	@go test ./test/linearizability -run '^TestLong$$' -count=1 -v -timeout 24h -time $(or $(TIME),10m) -seed $(or $(SEED),0) -keep $(CURDIR)/$(T)/linearizability
+
+# FACTOR=4: as many clients and objects as the unit tests have, four times.
+FACTOR ?= 4
+overload: ## the API under watches that nobody reads, storms of watches, and lists without limits
+	@TRIPOD_OVERLOAD_FACTOR=$(FACTOR) .ci/gotest overload go test ./apiserver -count=1 -v -run 'HurtNobody|AtOnce' -timeout 30m
+	@grep -h -E 'watches|lists' $(T)/logs/overload.log
 
 etcd-suite: deps ## etcd's own tests against the store behind etcd's flags; output of each in .tripod/etcd-suite
 	@rm -rf $(T)/etcd-suite && mkdir -p $(T)/etcd-suite

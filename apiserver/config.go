@@ -23,6 +23,8 @@ const (
 	DefaultVersion = "v1.37.2"
 	// DefaultCompaction is how often history is compacted, as upstream.
 	DefaultCompaction = 5 * time.Minute
+	// DefaultReloadInterval is how often files of the Options are looked at.
+	DefaultReloadInterval = 10 * time.Second
 	// Issuer is the issuer of ServiceAccount tokens, and their audience when
 	// none is asked for.
 	Issuer = "https://kubernetes.default.svc.cluster.local"
@@ -68,14 +70,8 @@ type Config struct {
 	RuntimeDir string
 	// AuditLog is the file of the audit log. Empty means no audit log.
 	AuditLog string
-	// AuditPolicy is a file with an audit.k8s.io/v1 Policy. Empty means the
-	// built-in one: metadata of every change, no bodies, no reads.
-	AuditPolicy string
-	// EncryptionConfig is a file with an EncryptionConfiguration for
-	// encryption at rest. Empty means none.
-	EncryptionConfig string
-	// FeatureGates is a list of NAME=true or NAME=false, comma-separated.
-	FeatureGates string
+	// Options are the operator's.
+	Options
 	// Version is the Kubernetes version that /version tells. Empty means
 	// DefaultVersion.
 	Version string
@@ -116,6 +112,7 @@ func (c Config) complete() (*settings, error) {
 	orDefault(&s.NodePorts, DefaultNodePorts)
 	orDefault(&s.Version, DefaultVersion)
 	orDefault(&s.Compaction, DefaultCompaction)
+	orDefault(&s.ReloadInterval, DefaultReloadInterval)
 
 	var errs []error
 	if s.Store == nil || s.Proposer == nil || s.Leaser == nil {
@@ -149,6 +146,9 @@ func (c Config) complete() (*settings, error) {
 		errs = append(errs, fmt.Errorf("node port range %q: %w", s.NodePorts, err))
 	} else {
 		s.nodePorts = *pr
+	}
+	if err := s.Options.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	for path := range s.Handlers {
 		if !strings.HasPrefix(path, "/") {

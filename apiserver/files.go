@@ -32,35 +32,25 @@ rules:
 - level: Metadata
 `
 
-// authenticationConfig lets a request without credentials see health, as load
-// balancers do, and nothing else.
-const authenticationConfig = `apiVersion: apiserver.config.k8s.io/v1
-kind: AuthenticationConfiguration
-anonymous:
-  enabled: true
-  conditions:
-  - path: /livez
-  - path: /readyz
-  - path: /healthz
-`
+// runtimeFiles are the paths of the configuration that upstream reads.
+type runtimeFiles struct{ authentication, auditPolicy string }
 
-// writeRuntimeFiles writes the configuration that upstream reads from files,
-// and returns the paths of the authentication configuration and of the audit
-// policy.
-func writeRuntimeFiles(s *settings) (authn, audit string, err error) {
+// writeRuntimeFiles writes the configuration that upstream reads from files and
+// that the operator leaves to us.
+func writeRuntimeFiles(s *settings) (runtimeFiles, error) {
 	if err := os.MkdirAll(s.RuntimeDir, 0o700); err != nil {
-		return "", "", fmt.Errorf("make runtime directory: %w", err)
+		return runtimeFiles{}, fmt.Errorf("make runtime directory: %w", err)
 	}
-	authn = filepath.Join(s.RuntimeDir, "authentication.yaml")
-	if err := os.WriteFile(authn, []byte(authenticationConfig), 0o600); err != nil {
-		return "", "", fmt.Errorf("write authentication configuration: %w", err)
+	f := runtimeFiles{authentication: authenticationFile(s), auditPolicy: s.AuditPolicy}
+	if _, err := writeAuthentication(s); err != nil {
+		return f, err
 	}
-	if s.AuditPolicy != "" {
-		return authn, s.AuditPolicy, nil
+	if f.auditPolicy != "" {
+		return f, nil
 	}
-	audit = filepath.Join(s.RuntimeDir, "audit-policy.yaml")
-	if err := os.WriteFile(audit, []byte(auditPolicy), 0o600); err != nil {
-		return "", "", fmt.Errorf("write audit policy: %w", err)
+	f.auditPolicy = filepath.Join(s.RuntimeDir, "audit-policy.yaml")
+	if err := os.WriteFile(f.auditPolicy, []byte(auditPolicy), 0o600); err != nil {
+		return f, fmt.Errorf("write audit policy: %w", err)
 	}
-	return authn, audit, nil
+	return f, nil
 }

@@ -2,11 +2,12 @@ package apiserver
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	encryptioncontroller "k8s.io/apiserver/pkg/server/options/encryptionconfig/controller"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	"k8s.io/kubernetes/plugin/pkg/admission/defaulttolerationseconds"
@@ -28,7 +29,7 @@ const gates = "UnknownVersionInteroperabilityProxy=false"
 // buildOptions fills kube-apiserver's options. What is not set here has
 // upstream's default.
 func buildOptions(s *settings) (*options.ServerRunOptions, error) {
-	authn, audit, err := writeRuntimeFiles(s)
+	files, err := writeRuntimeFiles(s)
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +52,12 @@ func buildOptions(s *settings) (*options.ServerRunOptions, error) {
 	o.Etcd.StorageConfig.CompactionInterval = 0 // done by the backend
 	o.Etcd.SkipHealthEndpoints = true           // readyz asks the store itself
 	o.Etcd.EncryptionProviderConfigFilepath = s.EncryptionConfig
+	o.Etcd.EncryptionProviderConfigAutomaticReload = s.EncryptionConfig != ""
+	encryptioncontroller.EncryptionConfigFileChangePollDuration = s.ReloadInterval
 
-	o.Authentication.AuthenticationConfigFile = authn
+	o.Authentication.AuthenticationConfigFile = files.authentication
+	o.Authentication.WebHook.ConfigFile = s.AuthenticationWebhook
+	o.Authentication.WebHook.Version = "v1"
 	o.Authentication.BootstrapToken.Enable = true
 	o.Authentication.ClientCert.ClientCA = s.PKI.CACert()
 	o.Authentication.RequestHeader.ClientCAFile = s.PKI.FrontProxyCACert()
@@ -64,8 +69,30 @@ func buildOptions(s *settings) (*options.ServerRunOptions, error) {
 	o.Authentication.ServiceAccounts.Issuers = []string{Issuer}
 	o.Authentication.ServiceAccounts.KeyFiles = []string{s.PKI.SAPub()}
 	o.ServiceAccountSigningKeyFile = s.PKI.SAKey()
-	o.Authorization.Modes = []string{"Node", "RBAC"}
-	o.Admission.GenericAdmission.EnablePlugins = []string{"NodeRestriction"}
+	if s.AuthorizationConfig != "" {
+		o.Authorization.AuthorizationConfigurationFile = s.AuthorizationConfig
+	} else {
+		o.Authorization.Modes = []string{"Node", "RBAC"}
+	}
+	o.Admission.GenericAdmission.EnablePlugins = slices.Concat(ownPlugins, s.EnableAdmissionPlugins)
+	o.Admission.GenericAdmission.DisablePlugins = s.DisableAdmissionPlugins
+	o.Admission.GenericAdmission.ConfigFile = s.AdmissionConfig
+
+	// Upstream's own where the operator says nothing.
+	for _, l := range []struct {
+		limit *int
+		own   int
+	}{
+		{&o.GenericServerRunOptions.MaxRequestsInFlight, s.MaxRequestsInFlight},
+		{&o.GenericServerRunOptions.MaxMutatingRequestsInFlight, s.MaxMutatingRequestsInFlight},
+	} {
+		if l.own != 0 {
+			*l.limit = l.own
+		}
+	}
+	if err := o.APIEnablement.RuntimeConfig.Set(assignments(s.RuntimeConfig)); err != nil {
+		return nil, fmt.Errorf("runtime configuration: %w", err)
+	}
 
 	o.ProxyClientCertFile = s.PKI.FrontProxyClient().Cert
 	o.ProxyClientKeyFile = s.PKI.FrontProxyClient().Key
@@ -82,8 +109,11 @@ func buildOptions(s *settings) (*options.ServerRunOptions, error) {
 	o.ServiceClusterIPRanges = s.serviceCIDR.String()
 	o.ServiceNodePortRange = s.nodePorts
 
+	if s.AuditLog != "" || s.AuditWebhook != "" {
+		o.Audit.PolicyFile = files.auditPolicy
+	}
+	o.Audit.WebhookOptions.ConfigFile = s.AuditWebhook
 	if s.AuditLog != "" {
-		o.Audit.PolicyFile = audit
 		o.Audit.LogOptions.Path = s.AuditLog
 		o.Audit.LogOptions.MaxSize = 100 // MB
 		o.Audit.LogOptions.MaxBackups = 10
@@ -94,19 +124,17 @@ func buildOptions(s *settings) (*options.ServerRunOptions, error) {
 	return o, setGates(o, s.FeatureGates)
 }
 
-func setGates(o *options.ServerRunOptions, own string) error {
+func setGates(o *options.ServerRunOptions, own map[string]bool) error {
 	registry := o.GenericServerRunOptions.ComponentGlobalsRegistry
 	gate, ok := registry.FeatureGateFor(o.GenericServerRunOptions.ComponentName).(featuregate.MutableVersionedFeatureGate)
 	if !ok {
 		return fmt.Errorf("feature gates of %s cannot be set", o.GenericServerRunOptions.ComponentName)
 	}
-	for _, list := range []string{gates, strings.TrimSpace(own)} {
-		if list == "" {
-			continue
-		}
-		if err := gate.Set(list); err != nil {
-			return fmt.Errorf("feature gates %q: %w", list, err)
-		}
+	if err := gate.Set(gates); err != nil {
+		return fmt.Errorf("feature gates %q: %w", gates, err)
+	}
+	if err := gate.SetFromMap(own); err != nil {
+		return fmt.Errorf("feature gates: %w", err)
 	}
 	if err := registry.Set(); err != nil {
 		return fmt.Errorf("feature gates: %w", err)

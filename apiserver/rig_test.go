@@ -34,6 +34,7 @@ type cluster struct {
 	stop     context.CancelFunc
 	done     chan error
 	joined   chan string // users that the join handler has seen
+	outside  *outside
 }
 
 var (
@@ -54,6 +55,7 @@ func TestMain(m *testing.M) {
 	if running != nil {
 		running.stop()
 		<-running.done
+		running.outside.close()
 	}
 	os.RemoveAll(dir)
 	os.Exit(code)
@@ -100,6 +102,9 @@ func newCluster(temp string) (*cluster, error) {
 	if _, err := pki.EnsureHost(c.dir, host, time.Now()); err != nil {
 		return nil, err
 	}
+	if c.outside, err = newOutside(filepath.Join(temp, "etc")); err != nil {
+		return nil, err
+	}
 	evictionWait := 77 * time.Second
 	c.store = store.New(store.Options{})
 	proposer := store.NewLocal(c.store)
@@ -127,6 +132,7 @@ func newCluster(temp string) (*cluster, error) {
 		PKI:        c.dir,
 		RuntimeDir: filepath.Join(temp, "run"),
 		AuditLog:   c.auditLog,
+		Options:    c.outside.options(),
 
 		PodEvictionWait: &evictionWait,
 		Handlers: map[string]http.Handler{apiserver.PathJoin: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -120,6 +120,11 @@ func customize(config *app.Config, s *settings, backend *storage.Backend) error 
 		reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()), newPeerLeases(backend, s.Leaser))
 
 	checks := []healthz.HealthChecker{named("store", backend.Healthy)}
+	// A KMS plugin that is down makes Secrets unreadable: as upstream, this peer
+	// is then not ready.
+	if kms, ok := kube.ResourceTransformers.(healthz.HealthChecker); ok {
+		checks = append(checks, kms)
+	}
 	for name, check := range s.ReadyChecks {
 		checks = append(checks, named(name, check))
 	}
@@ -153,6 +158,7 @@ func (s *Server) run(ctx context.Context) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { s.backend.Run(background, max(s.settings.Compaction, 0)) })
+	wg.Go(func() { followAuthentication(background, s.settings) })
 	defer wg.Wait()
 	defer stop()
 

@@ -88,6 +88,10 @@ func Run(ctx context.Context, cfg peer.Config, o Options) error {
 		p.log.Error("this peer cannot go on and ends; systemd starts it again", "error", err)
 		os.Exit(1)
 	}
+	// A mistake is told before this peer takes part in anything.
+	if err := apiOptions(cfg).Validate(); err != nil {
+		return fmt.Errorf("configuration of the API: %w", err)
+	}
 	if err := p.certificates(); err != nil {
 		return err
 	}
@@ -360,6 +364,7 @@ func (p *Peer) runAPI(ctx context.Context, socket, runtimeDir string) error {
 		ServiceCIDR: p.id.Cluster.ServiceCIDR, NodePorts: p.id.Cluster.NodePortRange,
 		RuntimeDir:      filepath.Join(runtimeDir, "apiserver"),
 		PodEvictionWait: (*time.Duration)(&p.cfg.PodEvictionWait),
+		Options:         apiOptions(p.cfg),
 		Handlers:        map[string]http.Handler{peer.JoinPath: http.HandlerFunc(p.serveJoin)},
 		ReadyChecks:     map[string]func() error{"raft-leader": p.hasLeader},
 	}

@@ -53,6 +53,7 @@ func (p *Peer) Status(ctx context.Context) peer.Status {
 		s.Peers = append(s.Peers, peer.PeerStatus{ID: m.ID.String(), Name: m.Name, Address: host, Expected: true})
 	}
 	s.Snapshots = p.backups.Status()
+	s.Encryption = p.encryption()
 	s.Nodes, s.NodesError = p.nodes(ctx)
 	if term != nil {
 		s.Duties = term.status()

@@ -109,6 +109,9 @@ func worries(st peer.Status) []error {
 			w = append(w, err)
 		}
 	}
+	if st.Encryption != nil && st.Encryption.Problem != "" {
+		add("%s", st.Encryption.Problem)
+	}
 	if left := time.Until(st.CertificatesExpire); !st.CertificatesExpire.IsZero() && left < 14*24*time.Hour {
 		add("a certificate of this peer ends on %s and was not renewed: see `journalctl -u controld`", st.CertificatesExpire.Format("2006-01-02"))
 	}
@@ -140,6 +143,11 @@ func printStatus(out io.Writer, st peer.Status) error {
 			newest = p.Newest.Local().Format("2006-01-02 15:04")
 		}
 		fmt.Fprintf(out, "newest snapshot (%s): %s\n", p.Place, newest)
+	}
+	if st.Encryption != nil {
+		for _, r := range st.Encryption.Rules {
+			fmt.Fprintf(out, "encrypted at rest: %s\n", r)
+		}
 	}
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "\nNODE\tADDRESS\tREADY\tREASON")

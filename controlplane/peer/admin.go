@@ -44,6 +44,17 @@ type Status struct {
 	CertificatesExpire time.Time `json:"certificatesExpire"`
 	// Snapshots is how those are that this peer takes, a place each.
 	Snapshots []backup.PlaceStatus `json:"snapshots,omitempty"`
+	// Encryption is what this peer encrypts in the store; nil for nothing.
+	Encryption *EncryptionStatus `json:"encryption,omitempty"`
+}
+
+// EncryptionStatus is encryption at rest as this peer does it.
+type EncryptionStatus struct {
+	// Rules are, one each, the resources and by which keys they are written and
+	// read. Keys have their names here and nothing else.
+	Rules []string `json:"rules"`
+	// Problem says why the rules do not hold, or not yet.
+	Problem string `json:"problem,omitempty"`
 }
 
 // PeerStatus is one raft peer as the answering one sees it.

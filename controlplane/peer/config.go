@@ -42,6 +42,34 @@ type Config struct {
 	StateDir string `json:"stateDir,omitempty"`
 	// AuditLog is the file of the audit log; "none" switches it off.
 	AuditLog string `json:"auditLog,omitempty"`
+	// AuditPolicy is a file with an audit.k8s.io/v1 Policy, in place of the built-in
+	// one, and AuditWebhook a kubeconfig of a server that gets the events too.
+	AuditPolicy  string `json:"auditPolicy,omitempty"`
+	AuditWebhook string `json:"auditWebhook,omitempty"`
+	// FeatureGates switches Kubernetes' features, by name, for the whole process.
+	FeatureGates map[string]bool `json:"featureGates,omitempty"`
+	// RuntimeConfig switches versions of the API: GROUP/VERSION or api/all, api/ga,
+	// api/beta, api/alpha.
+	RuntimeConfig map[string]bool `json:"runtimeConfig,omitempty"`
+	// EncryptionConfig is a file with an EncryptionConfiguration, which nobody but
+	// its owner, the user controld, has access to.
+	EncryptionConfig string `json:"encryptionConfig,omitempty"`
+	// AuthenticationConfig is a file with an AuthenticationConfiguration,
+	// AuthenticationWebhook a kubeconfig of a server that answers TokenReviews.
+	AuthenticationConfig  string `json:"authenticationConfig,omitempty"`
+	AuthenticationWebhook string `json:"authenticationWebhook,omitempty"`
+	// AuthorizationConfig is a file with an AuthorizationConfiguration, in place of
+	// the authorizers Node and RBAC, which it has to name.
+	AuthorizationConfig string `json:"authorizationConfig,omitempty"`
+	// EnableAdmissionPlugins and DisableAdmissionPlugins are names beside those that
+	// are on by default; AdmissionConfig is a file with an AdmissionConfiguration.
+	EnableAdmissionPlugins  []string `json:"enableAdmissionPlugins,omitempty"`
+	DisableAdmissionPlugins []string `json:"disableAdmissionPlugins,omitempty"`
+	AdmissionConfig         string   `json:"admissionConfig,omitempty"`
+	// MaxRequestsInFlight and MaxMutatingRequestsInFlight add up to how many requests
+	// this peer serves at once; priority and fairness divides them.
+	MaxRequestsInFlight         int `json:"maxRequestsInFlight,omitempty"`
+	MaxMutatingRequestsInFlight int `json:"maxMutatingRequestsInFlight,omitempty"`
 	// NodeMonitorGracePeriod is how long a node may be silent before it counts as
 	// unreachable.
 	NodeMonitorGracePeriod Duration `json:"nodeMonitorGracePeriod,omitempty"`
@@ -89,6 +117,7 @@ func Default() Config {
 	return Config{
 		ListenAddress: "0.0.0.0", APIPort: 6443, EtcdPort: 2379, PeerPort: 2380,
 		StateDir: DefaultStateDir, AuditLog: DefaultStateDir + "/audit/audit.log",
+		MaxRequestsInFlight: 400, MaxMutatingRequestsInFlight: 200,
 		NodeMonitorGracePeriod: Duration(40 * time.Second), PodEvictionWait: Duration(5 * time.Minute),
 		SnapshotInterval: Duration(time.Hour), SnapshotKeep: 24, SnapshotDirectory: DefaultStateDir + "/snapshots",
 		LogLevel: "info",
@@ -149,6 +178,9 @@ func (c *Config) validate() error {
 	}
 	if d := time.Duration(c.PodEvictionWait); d < 0 || d > 24*time.Hour {
 		return fmt.Errorf("podEvictionWait: %v is out of range (0s to 24h)", d)
+	}
+	if err := c.validateAPI(); err != nil {
+		return err
 	}
 	if err := c.validateSnapshots(); err != nil {
 		return err

@@ -49,9 +49,7 @@ func TestPackagedFileHasEveryDefault(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if len(c.Workers) == 0 {
-			c.Workers = nil // an empty map says as much as none
-		}
+		dropEmpty(&c)
 		if want := ofHost(t); !reflect.DeepEqual(c, want) {
 			t.Errorf("%s:\ngot  %+v\nwant %+v", name, c, want)
 		}
@@ -67,6 +65,17 @@ func TestPackagedFileHasEveryDefault(t *testing.T) {
 	}
 	if !reflect.DeepEqual(keys, fields) {
 		t.Errorf("keys in the file: %v\nkeys there are:   %v", keys, fields)
+	}
+}
+
+// dropEmpty makes empty lists and maps none, which says as much.
+func dropEmpty(c *Config) {
+	v := reflect.ValueOf(c).Elem()
+	for i := range v.NumField() {
+		f := v.Field(i)
+		if k := f.Kind(); (k == reflect.Map || k == reflect.Slice) && f.Len() == 0 {
+			f.SetZero()
+		}
 	}
 }
 
@@ -113,6 +122,12 @@ func TestMistakesAreNamed(t *testing.T) {
 		"nodeMonitorGracePeriod: 2h":         "nodeMonitorGracePeriod: 2h0m0s is out of range",
 		"podEvictionWait: -1s":               "podEvictionWait: -1s is out of range (0s to 24h)",
 		"podEvictionWait: 25h":               "podEvictionWait: 25h0m0s is out of range",
+		"encryptionConfig: keys.yaml":        `encryptionConfig: "keys.yaml" is not an absolute path`,
+		"auditWebhook: ./hook":               `auditWebhook: "./hook" is not an absolute path`,
+		"featureGates: {X: maybe}":           "featureGates",
+		"runtimeConfig: [api/all]":           "runtimeConfig",
+		"maxRequestsInFlight: 0":             "maxRequestsInFlight: 0 is out of range (1 to 100000)",
+		"maxMutatingRequestsInFlight: -1":    "maxMutatingRequestsInFlight: -1 is out of range",
 		"logLevel: loud":                     `logLevel: "loud" is none of debug, info, warn, error`,
 		"snapshotInterval: 30s":              "snapshotInterval: 30s is out of range (1m to 744h",
 		"snapshotKeep: 0":                    "snapshotKeep: 0 is out of range (1 to 10000)",
