@@ -38,29 +38,28 @@ spec:
     - {name: Length, type: integer, jsonPath: .spec.length}
     selectableFields:
     - {jsonPath: .spec.flag}
-    schema:
-      openAPIV3Schema: &schema
-        type: object
-        properties:
-          spec:
-            type: object
-            x-kubernetes-validations:
-            - {rule: "!has(self.sails) || !has(self.length) || self.sails <= self.length", message: more sails than the ship is long}
-            - {rule: "self.flag == oldSelf.flag", message: a ship keeps its flag, optionalOldSelf: false}
-            properties:
-              length: {type: integer, minimum: 1}
-              metres: {type: integer}
-              sails: {type: integer, default: 2}
-              flag: {type: string, default: dk, enum: [dk, nl, old]}
-          status:
-            type: object
-            properties:
-              sails: {type: integer}
   - name: v2
     served: true
     storage: false
-    schema:
-      openAPIV3Schema: *schema
+`
+
+// shipsSchema is that of a version, but for the name of the field with a ship's length.
+const shipsSchema = `
+type: object
+properties:
+  spec:
+    type: object
+    x-kubernetes-validations:
+    - {rule: "!has(self.sails) || !has(self.LENGTH) || self.sails <= self.LENGTH", message: more sails than the ship is long}
+    - {rule: "self.flag == oldSelf.flag", message: a ship keeps its flag}
+    properties:
+      LENGTH: {type: integer, minimum: 1}
+      sails: {type: integer, default: 2}
+      flag: {type: string, default: dk, enum: [dk, nl, old]}
+  status:
+    type: object
+    properties:
+      sails: {type: integer}
 `
 
 // convertShips is the conversion webhook.
@@ -113,6 +112,10 @@ func TestCustomResourcesHaveEveryFeature(t *testing.T) {
 	var crd apiextensionsv1.CustomResourceDefinition
 	if err := yaml.Unmarshal([]byte(shipsCRD), &crd); err != nil {
 		t.Fatal(err)
+	}
+	for i, field := range []string{"length", "metres"} {
+		schema := parsed[apiextensionsv1.JSONSchemaProps](t, strings.ReplaceAll(shipsSchema, "LENGTH", field))
+		crd.Spec.Versions[i].Schema = &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: schema}
 	}
 	hook := convertShips(t)
 	crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.WebhookConverter, Webhook: &apiextensionsv1.WebhookConversion{

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -208,7 +209,7 @@ func TestWatchesComeBackAtOnce(t *testing.T) {
 func TestListsWithoutLimitsHurtNobody(t *testing.T) {
 	c, ctx := start(t), testContext(t)
 	cs := c.admin(t)
-	secrets, value := crowd(t, 400), strings.Repeat("s", 16<<10)
+	secrets, value := crowd(t, 200), strings.Repeat("s", 16<<10)
 	maps(t, c, "heavy", 1)
 	gate := make(chan struct{}, 16)
 	var wg sync.WaitGroup
@@ -223,13 +224,20 @@ func TestListsWithoutLimitsHurtNobody(t *testing.T) {
 	}
 	wg.Wait()
 	before := heap()
+	var longest atomic.Int64 // of the lists
 	for range 20 {
 		wg.Go(func() {
-			for range 3 {
+			for range 2 {
+				begin := time.Now()
 				l, err := cs.CoreV1().Secrets("heavy").List(ctx, metav1.ListOptions{})
 				if err != nil || len(l.Items) != secrets {
 					t.Errorf("a list: %v", err)
 					return
+				}
+				for took := int64(time.Since(begin)); ; {
+					if old := longest.Load(); took <= old || longest.CompareAndSwap(old, took) {
+						break
+					}
 				}
 			}
 		})
@@ -252,9 +260,9 @@ func TestListsWithoutLimitsHurtNobody(t *testing.T) {
 		slowest = max(slowest, time.Since(begin))
 	}
 	grown := heap() - before
-	t.Logf("%d secrets, 60 lists, beside them %d reads, the slowest in %s; the heap grew by %d MiB", secrets, reads, slowest, grown)
-	if slowest > 10*time.Second {
-		t.Errorf("a read of one object took %s", slowest)
+	t.Logf("%d secrets, 40 lists, the slowest in %s, beside them %d reads, the slowest in %s; the heap grew by %d MiB", secrets, time.Duration(longest.Load()), reads, slowest, grown)
+	if slowest > time.Duration(longest.Load()) {
+		t.Errorf("a read of one object took %s, longer than a list", slowest)
 	}
 	if most := 4*secrets*len(value)>>20 + 50; grown > most {
 		t.Errorf("the lists left %d MiB on the heap, more than %d", grown, most)

@@ -216,7 +216,7 @@ func TestFairnessTellsWhereARequestBelongs(t *testing.T) {
 	}
 	_, b := ask(t, c, http.MethodGet, "/metrics", "text/plain", "", "")
 	for _, name := range []string{
-		"apiserver_flowcontrol_current_executing_requests", "apiserver_flowcontrol_nominal_limit_seats", "apiserver_registered_watchers", "apiserver_longrunning_requests",
+		"apiserver_flowcontrol_current_executing_requests", "apiserver_flowcontrol_nominal_limit_seats", "apiserver_longrunning_requests",
 		"apiserver_request_duration_seconds_count", "apiserver_encryption_config_controller_last_config_info", "apiserver_storage_size_bytes",
 	} {
 		if !bytes.Contains(b, []byte("\n"+name)) {
