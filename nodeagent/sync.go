@@ -11,8 +11,11 @@ import (
 )
 
 const (
-	listTimeout  = 30 * time.Second
-	listShare    = 20 // a listing may take one part in so many of the time
+	listTimeout = 30 * time.Second
+	listShare   = 20 // a listing may take one part in so many of the time
+	// A runtime that took long to answer, on a busy host, must not leave the loop asleep for as long as makes the
+	// node NotReady (stallAfter counts the listing too) and its pods unattended.
+	longestPause = 10 * time.Second
 	orphansEvery = time.Minute
 )
 
@@ -58,17 +61,22 @@ func (a *Agent) syncLoop(ctx context.Context, synced func() bool) {
 				swept = time.Now()
 			}
 		}
-		pause := max(a.cfg.SyncInterval, time.Since(began)*listShare)
-		if !synced() {
-			pause = min(pause, a.cfg.SyncInterval)
-		}
-		t := time.NewTimer(pause)
+		t := time.NewTimer(a.pause(time.Since(began), synced()))
 		select {
 		case <-ctx.Done():
 		case <-t.C:
 		}
 		t.Stop()
 	}
+}
+
+// pause is how long the loop rests after a listing that took so long. Until the
+// API has told which pods there are, it does not rest longer than it must.
+func (a *Agent) pause(took time.Duration, synced bool) time.Duration {
+	if !synced {
+		return a.cfg.SyncInterval
+	}
+	return max(a.cfg.SyncInterval, min(took*listShare, longestPause))
 }
 
 // list returns a sum over the states of each pod's sandboxes and containers.
