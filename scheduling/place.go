@@ -98,7 +98,7 @@ func (p *placer) placeOne(ctx context.Context, e *pending) action {
 	var victims *engine.Victims
 	if prof.Preempts {
 		p.metrics.preempts.Inc()
-		victims = p.engine.Preempt(pod, prof, d.Refusal, p.objects.Budgets())
+		victims = p.engine.Preempt(pod, prof, d.Refusal)
 	}
 	now := time.Now()
 	p.metrics.decided(now.Sub(p.last))

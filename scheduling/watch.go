@@ -76,7 +76,9 @@ func (s *Scheduler) watch(ctx context.Context) (stop func(), err error) {
 	for _, i := range []cache.SharedIndexInformer{core.ReplicationControllers().Informer(), apps.ReplicaSets().Informer(), apps.StatefulSets().Informer()} {
 		err = errors.Join(err, add(i, cache.ResourceEventHandlerFuncs{AddFunc: func(o any) { s.ownerCame(o.(metav1.Object)) }}))
 	}
-	err = errors.Join(err, add(f.Policy().V1().PodDisruptionBudgets().Informer(), cache.ResourceEventHandlerFuncs{}))
+	err = errors.Join(err, add(f.Policy().V1().PodDisruptionBudgets().Informer(), cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { s.budgetsChanged() }, UpdateFunc: func(any, any) { s.budgetsChanged() }, DeleteFunc: func(any) { s.budgetsChanged() },
+	}))
 	if err != nil {
 		return stop, err
 	}
@@ -260,6 +262,13 @@ func (s *Scheduler) servicesChanged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engine.ServicesChanged()
+}
+
+func (s *Scheduler) budgetsChanged() {
+	b := s.objects.Budgets()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine.SetBudgets(b)
 }
 
 func (s *Scheduler) ownerCame(o metav1.Object) {

@@ -95,7 +95,7 @@ func BenchmarkEngine(b *testing.B) {
 						case d.Node != nil:
 							e.Assume(p, d.Node.Name)
 						case w.full:
-							if v := e.Preempt(p, prof, d.Refusal, nil); v != nil {
+							if v := e.Preempt(p, prof, d.Refusal); v != nil {
 								e.Nominate(p, v.Node.Name)
 								for _, q := range v.Pods {
 									e.RemovePod(q.UID)

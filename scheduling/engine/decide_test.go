@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tripod-cluster/tripod/scheduling/cluster"
 	"github.com/tripod-cluster/tripod/scheduling/engine"
@@ -195,5 +196,28 @@ func TestClusterSumsEqualRecount(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestBudgetsAreRespectedWherePossible: of two nodes the one whose pod has no
+// budget loses it, until there is no other.
+func TestBudgetsAreRespectedWherePossible(t *testing.T) {
+	prio := func(n int32) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Spec.Priority = &n } }
+	kept := func(name, node string) *corev1.Pod {
+		return Pod(name, "1", "", On(node), prio(1), Labels(map[string]string{"app": "kept"}))
+	}
+	e := engine.New(Cluster([]*corev1.Node{Node("a", "1", "1Gi"), Node("b", "1", "1Gi")}, kept("x", "a"), Pod("y", "1", "", On("b"), prio(2), Labels(map[string]string{"app": "free"}))), &Objects{})
+	e.SetBudgets([]engine.Budget{{Namespace: "default", Selector: labels.SelectorFromSet(labels.Set{"app": "kept"})}})
+	prof := profile.Default().Profiles[0]
+	preempt := func() *engine.Victims {
+		p := cluster.NewPod(Pod("p", "1", "", prio(9)))
+		return e.Preempt(p, prof, e.Decide(p, prof).Refusal)
+	}
+	if v := preempt(); v == nil || v.Node.Name != "b" || v.Violations != 0 {
+		t.Fatalf("victims %+v, want those on b, though they are more important", v)
+	}
+	e.RemoveNode("b")
+	if v := preempt(); v == nil || v.Node.Name != "a" || v.Violations != 1 {
+		t.Fatalf("victims %+v, want those on a in spite of their budget", v)
 	}
 }

@@ -52,14 +52,16 @@ type Profile struct {
 // Engine decides over one cluster.
 type Engine struct {
 	*cluster.Cluster
-	objects  plugin.Objects
-	shapes   map[string]*list.Element // of *shape
-	recent   *list.List               // shapes, the one used last in front
-	seen     map[string]struct{}      // shapes that were placed by a scan
-	storage  uint64                   // moves with volumes and claims
-	services uint64                   // moves with Services
-	start    int                      // where the next scan begins
-	rnd      *rand.Rand
+	objects    plugin.Objects
+	shapes     map[string]*list.Element // of *shape
+	recent     *list.List               // shapes, the one used last in front
+	seen       map[string]struct{}      // shapes that were placed by a scan
+	storage    uint64                   // moves with volumes and claims
+	services   uint64                   // moves with Services
+	budgets    []Budget
+	budgetsGen uint64 // moves with them
+	start      int    // where the next scan begins
+	rnd        *rand.Rand
 }
 
 // How many shapes are kept, and how many are remembered as seen.

@@ -24,6 +24,12 @@ type Budget struct {
 	Disrupted map[string]bool
 }
 
+// SetBudgets gives the budgets that preemption respects from now on.
+func (e *Engine) SetBudgets(b []Budget) {
+	e.budgets = b
+	e.budgetsGen++
+}
+
 // Victims are the pods that would have to go from a node for another to fit.
 type Victims struct {
 	Node *cluster.Node
@@ -43,7 +49,7 @@ const (
 // Preempt chooses the node on which the fewest and least important pods have to go
 // for p, which has just been refused with r. It returns nil, and says why in
 // r.Preemption, where that cannot help or is not allowed. It changes nothing.
-func (e *Engine) Preempt(p *cluster.Pod, prof *Profile, r *Refusal, budgets []Budget) *Victims {
+func (e *Engine) Preempt(p *cluster.Pod, prof *Profile, r *Refusal) *Victims {
 	if ok, why := e.mayPreempt(p); !ok {
 		r.Preemption = why
 		return nil
@@ -55,7 +61,7 @@ func (e *Engine) Preempt(p *cluster.Pod, prof *Profile, r *Refusal, budgets []Bu
 		r.Preemption = unhelpful(len(e.Nodes()), map[string]int{textNoHelp: len(e.Nodes())})
 		return nil
 	}
-	best := s.preempt(p, budgets, helpless)
+	best := s.preempt(p, helpless)
 	if best == nil {
 		r.Preemption = unhelpful(len(e.Nodes()), helpless)
 	}
@@ -118,10 +124,10 @@ func leaves(q *cluster.Pod) bool {
 
 // preempt looks for victims on as many nodes as the profile says, and chooses.
 // What was found for a node is kept until something changes there.
-func (s *shape) preempt(p *cluster.Pod, budgets []Budget, helpless map[string]int) *Victims {
-	if s.victims == nil || len(s.wide) > 0 || len(budgets) > 0 {
+func (s *shape) preempt(p *cluster.Pod, helpless map[string]int) *Victims {
+	if s.victims == nil || len(s.wide) > 0 || s.budgets != s.e.budgetsGen {
 		// What happens elsewhere, or to a budget, may change what has to go here.
-		s.victims = map[int32]*Victims{}
+		s.victims, s.budgets = map[int32]*Victims{}, s.e.budgetsGen
 	}
 	nodes := s.e.Nodes()
 	want := min(max(len(nodes)*s.profile.CandidatesPercent/100, s.profile.CandidatesLeast), len(nodes))
@@ -154,7 +160,7 @@ func (s *shape) preempt(p *cluster.Pod, budgets []Budget, helpless map[string]in
 			helpless[textNoHelp]++
 			continue
 		}
-		v, texts := s.victimsOn(n, p, budgets)
+		v, texts := s.victimsOn(n, p)
 		if v == nil {
 			for _, t := range texts {
 				helpless[t]++
@@ -170,7 +176,7 @@ func (s *shape) preempt(p *cluster.Pod, budgets []Budget, helpless map[string]in
 // victimsOn finds the pods that have to go from the node: of the less important
 // ones all go, and come back, the most important and those with a budget first, if
 // the pod still fits beside them.
-func (s *shape) victimsOn(n *cluster.Node, p *cluster.Pod, budgets []Budget) (*Victims, []string) {
+func (s *shape) victimsOn(n *cluster.Node, p *cluster.Pod) (*Victims, []string) {
 	var gone []*cluster.Pod
 	for _, q := range n.Pods {
 		if q.Priority < p.Priority {
@@ -192,7 +198,7 @@ func (s *shape) victimsOn(n *cluster.Node, p *cluster.Pod, budgets []Budget) (*V
 		}
 		return nil, why.Texts
 	}
-	kept, free := byBudget(gone, budgets)
+	kept, free := byBudget(gone, e.budgets)
 	v := &Victims{Node: n}
 	for i, l := range [][]*cluster.Pod{kept, free} {
 		for _, q := range l {

@@ -248,7 +248,7 @@ func TestPreemptionTakesTheLeast(t *testing.T) {
 				return
 			}
 			before := e.Totals(p, prof)
-			v := e.Preempt(p, prof, d.Refusal, nil)
+			v := e.Preempt(p, prof, d.Refusal)
 			if after := e.Totals(p, prof); len(before) != len(after) {
 				t.Fatalf("seed %d: preemption changed the cluster", seed)
 			}

@@ -37,6 +37,7 @@ type shape struct {
 
 	refusal *Refusal // as long as nothing changes
 	victims map[int32]*Victims
+	budgets uint64 // of the engine, when victims were found
 }
 
 type check struct {
