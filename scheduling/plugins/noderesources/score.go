@@ -202,7 +202,7 @@ type Packing struct{ Resources []Weighed }
 func (Packing) Name() string { return "Packing" }
 
 // packingEven is how much of the score the evenness decides, in percent.
-const packingEven = 40
+const packingEven = 70
 
 // Prepare always tells nodes apart.
 func (s Packing) Prepare(p *cluster.Pod, _ plugin.View) *plugin.Rating {
