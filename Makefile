@@ -75,7 +75,7 @@ guest: deps ## tests that need a kernel of their own, under QEMU: packet flow ov
 e2e: up ## end-to-end tests on the fleet
 	@.ci/gotest e2e go test ./test/e2e/... -count=1 -v -timeout 45m || { $(FLEET) collect $(T)/logs/fleet; exit 1; }
 
-test: deps ## everything: vet, unit, guest, end-to-end, some conformance tests; fails if any of them does
+test: deps ## everything: vet, unit, guest, end-to-end; fails if any of them does
 	@.ci/all
 
 # Upstream's tests take the version that they are for from the link.
@@ -93,7 +93,7 @@ CONFORMANCE = go run ./test/conformance -bin $(T)/bin -kubectl $(T)/bin/kubectl 
 conformance: up conformance-build ## Kubernetes' conformance tests; FOCUS=… SKIP=… RESUME=1; summary and junit in .tripod/conformance
 	@$(CONFORMANCE) -out $(T)/conformance -focus '$(FOCUS)' -skip '$(SKIP)' -procs $(or $(PROCS),4) $(if $(RESUME),-resume)
 
-# Some of every SIG, in a few minutes: a part of make test.
+# Some of every SIG, in a few minutes.
 conformance-quick: up conformance-build
 	@$(CONFORMANCE) -out $(T)/conformance-quick -quick
 
