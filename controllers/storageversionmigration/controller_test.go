@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/tripod-cluster/tripod/controllers/runtime"
 	"github.com/tripod-cluster/tripod/controllers/runtime/runtimetest"
@@ -78,13 +79,15 @@ func TestEveryObjectIsWritten(t *testing.T) {
 	}
 	is("m", migrationv1.MigrationSucceeded)
 	is("unknown", migrationv1.MigrationFailed)
-	patches := 0
+	// A sync on an old view of the migration writes again, which the API server refuses by the resource version and a
+	// fake one does not.
+	written := map[string]bool{}
 	for _, a := range objects.Actions() {
-		if a.GetVerb() == "patch" {
-			patches++
+		if p, ok := a.(clienttesting.PatchAction); ok {
+			written[p.GetName()] = true
 		}
 	}
-	if patches != 2 {
-		t.Errorf("%d objects written, want 2", patches)
+	if len(written) != 2 || !written["a"] || !written["b"] {
+		t.Errorf("written: %v, want a and b", written)
 	}
 }
