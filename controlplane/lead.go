@@ -122,7 +122,7 @@ func (t *leadership) runDeciders(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	s, err := scheduling.New(scheduling.Config{Client: client, Informers: factory, Log: p.log, Registerer: t.reg})
+	s, err := scheduling.New(scheduling.Config{Client: client, Informers: factory, Profiles: p.profiles, Log: p.log, Registerer: t.reg})
 	if err != nil {
 		return err
 	}

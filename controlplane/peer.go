@@ -32,22 +32,24 @@ import (
 	"github.com/tripod-cluster/tripod/etcdapi"
 	"github.com/tripod-cluster/tripod/pki"
 	"github.com/tripod-cluster/tripod/raftfsm"
+	"github.com/tripod-cluster/tripod/scheduling/profile"
 	"github.com/tripod-cluster/tripod/store"
 )
 
 // Peer is one running controld.
 type Peer struct {
-	cfg     peer.Config
-	id      peer.Identity
-	log     *slog.Logger
-	plain   *slog.Logger // without the peer's name, for parts that add it themselves
-	version string
-	pki     pki.Dir
-	node    *raftfsm.Node
-	writes  store.Proposer // node, under the quota
-	store   *store.Store
-	backups *backup.Schedule
-	fatal   func(error)
+	cfg      peer.Config
+	profiles *profile.Config // of the scheduler
+	id       peer.Identity
+	log      *slog.Logger
+	plain    *slog.Logger // without the peer's name, for parts that add it themselves
+	version  string
+	pki      pki.Dir
+	node     *raftfsm.Node
+	writes   store.Proposer // node, under the quota
+	store    *store.Store
+	backups  *backup.Schedule
+	fatal    func(error)
 
 	metrics     prometheus.Gatherer // of the node
 	termMetrics termMetrics
@@ -77,12 +79,18 @@ func Run(ctx context.Context, cfg peer.Config, o Options) error {
 	if err != nil {
 		return err
 	}
+	profiles := profile.Default()
+	if cfg.SchedulerConfig != "" {
+		if profiles, err = profile.LoadFile(cfg.SchedulerConfig); err != nil {
+			return err
+		}
+	}
 	if o.RuntimeDir == "" {
 		o.RuntimeDir = filepath.Dir(peer.AdminSocket)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	p := &Peer{cfg: cfg, id: id, log: o.Log.With("peer", id.Name), plain: o.Log, version: o.Version, pki: pki.Dir(filepath.Join(cfg.StateDir, "pki")), waiting: "the store to open"}
+	p := &Peer{cfg: cfg, profiles: profiles, id: id, log: o.Log.With("peer", id.Name), plain: o.Log, version: o.Version, pki: pki.Dir(filepath.Join(cfg.StateDir, "pki")), waiting: "the store to open"}
 	p.fatal = func(err error) {
 		// What is stuck may not let an orderly end happen: leave at once, systemd starts anew.
 		p.log.Error("this peer cannot go on and ends; systemd starts it again", "error", err)

@@ -40,7 +40,7 @@ func root() *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	c.PersistentFlags().StringVar(&f.config, "config", peer.DefaultConfigPath, "configuration file")
-	c.AddCommand(initCommand(f), joinCommand(f), tokenCommand(), statusCommand(), whyCommand(), memberCommand(), snapshotCommand(f), recoverCommand(f), resetCommand(f), runCommand(f), versionCommand())
+	c.AddCommand(initCommand(f), joinCommand(f), tokenCommand(), statusCommand(), whyCommand(), memberCommand(), snapshotCommand(f), recoverCommand(f), resetCommand(f), runCommand(f), schedulerCommand(), versionCommand())
 	return c
 }
 

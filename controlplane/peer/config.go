@@ -82,6 +82,9 @@ type Config struct {
 	// ControllerBurst how many at once; 0 for no limit but the API server's own.
 	ControllerQPS   float32 `json:"controllerQPS,omitempty"`
 	ControllerBurst int     `json:"controllerBurst,omitempty"`
+	// SchedulerConfig is the path of a KubeSchedulerConfiguration; empty: the
+	// defaults.
+	SchedulerConfig string `json:"schedulerConfig,omitempty"`
 	// SnapshotInterval is how often a snapshot of the store is taken; 0 for never.
 	// SnapshotKeep of them are kept in SnapshotDirectory, and as many at each place
 	// on another machine.
@@ -159,6 +162,9 @@ func (c *Config) validate() error {
 	}
 	if net.ParseIP(c.ListenAddress) == nil {
 		return fmt.Errorf("listenAddress: %q is not an IP address", c.ListenAddress)
+	}
+	if c.SchedulerConfig != "" && !filepath.IsAbs(c.SchedulerConfig) {
+		return fmt.Errorf("schedulerConfig: %q is not an absolute path", c.SchedulerConfig)
 	}
 	seen := map[int]string{}
 	for _, p := range []struct {
