@@ -123,7 +123,8 @@ func (s state) decide() plan {
 }
 
 func uncounted(st *batchv1.JobStatus) bool {
-	return len(st.UncountedTerminatedPods.Succeeded)+len(st.UncountedTerminatedPods.Failed) > 0
+	u := st.UncountedTerminatedPods // nil before the first status is written
+	return u != nil && len(u.Succeeded)+len(u.Failed) > 0
 }
 
 // settle turns UIDs of pods without the finalizer into numbers.
