@@ -8,6 +8,7 @@ import (
 
 	"github.com/tripod-cluster/tripod/controllers"
 	"github.com/tripod-cluster/tripod/controlplane/peer"
+	"github.com/tripod-cluster/tripod/scheduling"
 )
 
 // why says what an object waits for, from whom decides about it. That runs on
@@ -16,8 +17,9 @@ func (p *Peer) why(ctx context.Context, kind, namespace, name string) (peer.Why,
 	w := peer.Why{Kind: strings.ToLower(kind), Namespace: namespace, Name: name}
 	p.mu.Lock()
 	var m *controllers.Manager
+	var s *scheduling.Scheduler
 	if p.term != nil {
-		m = p.term.manager
+		m, s = p.term.manager, p.term.sched
 	}
 	p.mu.Unlock()
 	if m == nil {
@@ -27,6 +29,18 @@ func (p *Peer) why(ctx context.Context, kind, namespace, name string) (peer.Why,
 			}
 		}
 		return w, errors.New("the controllers do not run yet: see `controld status`")
+	}
+	switch w.Kind {
+	case "pod", "pods", "po":
+		x, err := s.Explain(namespace, name)
+		if err != nil {
+			return w, err
+		}
+		w.By = "scheduler"
+		for _, wait := range x.Waits {
+			w.Waits = append(w.Waits, peer.WhyWait(wait))
+		}
+		return w, nil
 	}
 	by, waits, err := m.Explain(kind, namespace, name)
 	if err != nil {

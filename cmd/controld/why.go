@@ -16,7 +16,7 @@ func whyCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use: "why KIND [NAMESPACE/]NAME", Short: "Say what an object waits for, and who decided it", Args: cobra.ExactArgs(2),
-		Long:    "why asks the controller that owns an object what it waits for. KIND is deployment,\nstatefulset, job, pvc or namespace. A name without a namespace is one of the namespace\ndefault. The controllers run on the leader: run it there (`controld status` names it).",
+		Long:    "why asks the controller that owns an object what it waits for, and the scheduler for a pod. KIND\nis deployment, statefulset, job, pvc, namespace or pod. A name without a namespace is one of the namespace\ndefault. Both run on the leader: run it there (`controld status` names it).",
 		Example: "  controld why deployment shop/web\n  controld why pvc shop/data-db-0\n  controld why namespace shop",
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name := "default", args[1]
