@@ -28,8 +28,8 @@ func TestChoose(t *testing.T) {
 		focus, skip string
 		want        []string
 	}{
-		"conformance alone":  {"", "", []string{deployment, preemption, secrets}},
-		"one group":          {`\[sig-(apps|storage)\]`, "", []string{deployment, secrets}},
+		"conformance alone":   {"", "", []string{deployment, preemption, secrets}},
+		"one group":           {`\[sig-(apps|storage)\]`, "", []string{deployment, secrets}},
 		"not what is skipped": {"", `mode|\[Serial\]`, []string{deployment}},
 	} {
 		got, err := choose(all, c.focus, c.skip)
@@ -82,11 +82,11 @@ func TestJudge(t *testing.T) {
 		of   result
 		want string
 	}{
-		"an expected failure":       {result{Name: secrets, State: failed}, ""},
-		"an expected one passes":    {result{Name: secrets, State: passed}, "passed: take it out of expected.txt"},
+		"an expected failure":        {result{Name: secrets, State: failed}, ""},
+		"an expected one passes":     {result{Name: secrets, State: passed}, "passed: take it out of expected.txt"},
 		"an expected one is skipped": {result{Name: secrets, State: skipped}, ""},
-		"another fails":             {result{Name: deployment, State: failed}, "failed"},
-		"another passes":            {result{Name: deployment, State: passed}, ""},
+		"another fails":              {result{Name: deployment, State: failed}, "failed"},
+		"another passes":             {result{Name: deployment, State: passed}, ""},
 	} {
 		wrong := judge([]result{c.of}, causes)
 		if c.want == "" && len(wrong) > 0 || c.want != "" && (len(wrong) != 1 || !strings.Contains(wrong[0], c.want)) {
