@@ -280,22 +280,11 @@ func (c *controller) markPod(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	}
 	now := metav1.NewTime(c.clock.Now())
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID},
-		"status": map[string]any{"conditions": []corev1.PodCondition{{
-			Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: now,
-			ObservedGeneration: pod.Generation,
-		}}},
+	there, err := runtime.SetPodCondition(ctx, c.client, pod, corev1.PodCondition{
+		Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: now,
 	})
-	if err != nil {
-		return err
-	}
-	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // gone, or another pod by now
-	}
-	if err != nil {
-		return fmt.Errorf("mark pod %s/%s not ready: %w", pod.Namespace, pod.Name, err)
+	if err != nil || !there {
+		return err // another pod of the name has a key of its own
 	}
 	c.events.Event(pod, corev1.EventTypeWarning, "NodeNotReady", "Node is not ready")
 	return nil

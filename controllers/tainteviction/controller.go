@@ -2,7 +2,6 @@ package tainteviction
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/record"
@@ -145,23 +143,12 @@ func (c *controller) reconcile(ctx context.Context, key string) (time.Duration, 
 
 func (c *controller) evict(ctx context.Context, pod *corev1.Pod) error {
 	if !podstate.Terminal(pod) {
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": pod.UID},
-			"status": map[string]any{"conditions": []corev1.PodCondition{{
-				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
-				Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(c.clock.Now()),
-				ObservedGeneration: pod.Generation,
-			}}},
+		there, err := runtime.SetPodCondition(ctx, c.client, pod, corev1.PodCondition{
+			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
+			Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(c.clock.Now()),
 		})
-		if err != nil {
-			return err
-		}
-		_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return nil // gone, or another pod by now, which has a key of its own
-		}
-		if err != nil {
-			return fmt.Errorf("note eviction of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		if err != nil || !there {
+			return err // another pod of the name has a key of its own
 		}
 	}
 	c.events.Eventf(pod, corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s/%s", pod.Namespace, pod.Name)
